@@ -170,3 +170,8 @@ def _unknown_parts(arguments: dict[str, Any], *, holds_experts: bool) -> Iterato
         value = arguments.get(name)
         if value not in (None, False, [1], "standard"):
             yield f"no flag expresses {name} {value} of its arguments"
+    if arguments.get("softmax_type") == "learnable":
+        yield (
+            "attention sinks (softmax_type learnable) are not read from Megatron-LM's files; from "
+            "transformers' they are: tools/convert_checkpoint/from_hf.py"
+        )

@@ -279,6 +279,7 @@ def _expressed(spec: ModelSpec, *, distributed: bool = False) -> Allowed:
         "position_embedding": ("learned", "rotary", "alibi", "none"),
         "normalization": ("LayerNorm", "RMSNorm"),
         "activation": _ACTIVATIONS,
+        "softmax_type": ("vanilla", "off-by-one"),
         "attention_output_bias": None,
         "attention_bias_apart": (False,),
         **dict.fromkeys(_form_of(spec).expresses),

@@ -296,6 +296,9 @@ def test_written_megatron_lm_files_are_read_back(llama, tmp_path, capsys):
 
 def test_settings_that_megatron_has_by_the_same_name_are_read():
     assert {"rope_scaling_factor", "fp32_residual_connection"} <= {f.name for f in OF_NETWORK}
+    with problem("sinks … softmax_type learnable … from_hf.py", CheckpointError):
+        values_of(Namespace(softmax_type="learnable"))
+    assert values_of(Namespace(softmax_type="off-by-one"))["softmax_type"] == "off-by-one"
     values = values_of(Namespace(use_rope_scaling=True, rope_scaling_factor=4.0))
     assert {"use_rope_scaling": True, "rope_scaling_factor": 4.0}.items() <= values.items()
 

@@ -414,6 +414,10 @@ def test_networks_that_megatron_lms_files_cannot_hold_are_refused_with_what_can_
     how = {"tensor": 1, "pipeline": 1, "flags": ("", ""), "for_release": False}
     with problem("[2, 4] … --num-experts"):
         write_megatron(changed, checkpoint, tmp_path / "written", distributed=True, **how)
+    model = {**manifest.plan["model"], "softmax_type": "learnable"}
+    changed = replace(manifest, plan={**manifest.plan, "model": model})
+    with problem("learnable … --softmax-type"):
+        write_megatron(changed, checkpoint, tmp_path / "written", distributed=True, **how)
     model = {**manifest.plan["model"], "architecture": "bert"}
     changed = replace(manifest, plan={**manifest.plan, "model": model})
     with problem("bert … --num-experts"):
