@@ -18,6 +18,7 @@ from megatron.config.data.tokenizer import TokenizerConfig
 from megatron.config.foreign_flags.legacy import LEGACY
 from megatron.config.inference.generation import GenerationConfig
 from megatron.config.inference.server import ServingConfig
+from megatron.config.network.experts import ExpertConfig
 from megatron.config.parsing.declaration import flags_of
 from megatron.config.parsing.flags import (
     Legacy,
@@ -38,6 +39,7 @@ from megatron.config.tools.checkpoint_tools import (
     MegatronConfig,
     PartitionsConfig,
     UniversalConfig,
+    UpcycleConfig,
 )
 from megatron.config.tools.data_tools import (
     InspectConfig,
@@ -115,6 +117,7 @@ _OWN: Mapping[str, tuple[type, ...]] = {
     "tools/samples_of_step.py": (*_TRAINING, StepSamplesConfig),
     "tools/checkpoint/inspect.py": (LookConfig, UrlConfig),
     "tools/checkpoint/digest.py": (LookConfig, UrlConfig),
+    "tools/checkpoint/upcycle.py": (UpcycleConfig, ExpertConfig, UrlConfig),
     "tools/checkpoint/util.py": (*_TRAINING, ConversionConfig),
     "tools/merge_mp_partitions.py": (*_TRAINING, PartitionsConfig),
     "tools/convert_checkpoint/to_hf.py": (

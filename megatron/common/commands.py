@@ -34,6 +34,7 @@ VERBS = {
     "train-tokenizer": "megatron_tools.train_tokenizer",
     "inspect": "megatron_tools.checkpoint.inspect",
     "convert": "megatron_tools.checkpoint.util",
+    "upcycle": "megatron_tools.checkpoint.upcycle",
     "reshard": "megatron_tools.convert_checkpoint.deepspeed_to_deepspeed",
     "lora-to-peft": "megatron_tools.convert_checkpoint.lora_to_peft",
     "why-step": "megatron_tools.why_step",

@@ -105,11 +105,6 @@ def manifest_of_import(
         plan: of that run; only its network and dtype come from `source`.
         state: progress of the run so far; default: none.
     """
-    shards = {
-        name: shard_of(p)
-        for name, p in parameters_of(plan.model).items()
-        if isinstance(p, nn.Parameter)
-    }
     return Manifest(
         state=state or TrainState(),
         plan=plan.to_dict(),
@@ -120,6 +115,14 @@ def manifest_of_import(
             "python": platform.python_version(),
             CONVERTED_FROM: str(source),
         },
-        partition_dims={name: shard.dim for name, shard in shards.items() if shard},
+        partition_dims=partition_dims_of(plan.model),
         files=(),
     )
+
+
+def partition_dims_of(spec: ModelSpec) -> dict[str, int]:
+    """Return by name the dimensions that tensor-parallel ranks divide; see `Manifest`."""
+    shards = {
+        name: shard_of(p) for name, p in parameters_of(spec).items() if isinstance(p, nn.Parameter)
+    }
+    return {name: shard.dim for name, shard in shards.items() if shard}

@@ -19,14 +19,11 @@ from megatron.config.parsing.json_tree import value_at
 def expert_problems(start: Start) -> Iterator[str]:
     """Yield what does not fit together, and what DeepSpeed refuses or gets wrong."""
     experts = start.config.experts
-    wrong = [*_number_problems(experts)]
-    try:
-        counts = {*experts_of_layers(experts, start.config.model.num_layers)} - {1}
-    except ValueError as error:
-        wrong.append(str(error))
-    if wrong:
+    num_layers = start.config.model.num_layers
+    if wrong := [*_layer_problems(experts, num_layers)]:
         yield from wrong
         return
+    counts = {*experts_of_layers(experts, num_layers)} - {1}
     if not counts:
         if experts.moe_expert_parallel_size > 1:
             yield (
@@ -42,6 +39,22 @@ def expert_problems(start: Start) -> Iterator[str]:
     has_biases = start.config.model.add_bias_linear
     if start.config.optimizer.bitfit and not has_biases and start.zero.stage:
         yield "--bitfit with --disable-bias-linear leaves nothing of the experts to train"
+
+
+def problems_of_flags(experts: ExpertConfig, num_layers: int) -> Iterator[str]:
+    """Yield what does not fit together in a network, whatever its layout."""
+    if wrong := [*_layer_problems(experts, num_layers)]:
+        yield from wrong
+    elif counts := {*experts_of_layers(experts, num_layers)} - {1}:
+        yield from _routing_problems(experts, min(counts))
+
+
+def _layer_problems(experts: ExpertConfig, num_layers: int) -> Iterator[str]:
+    yield from _number_problems(experts)
+    try:
+        experts_of_layers(experts, num_layers)
+    except ValueError as error:
+        yield str(error)
 
 
 def _number_problems(experts: ExpertConfig) -> Iterator[str]:

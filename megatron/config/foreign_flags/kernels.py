@@ -148,7 +148,8 @@ MIXTURE_FLAGS = (
         moe-routing-trace-dump-weights""",
     ),
     *refused(
-        "upcycling of dense checkpoints is not built; write --num-experts for a new run",
+        "run tools/checkpoint/upcycle.py --load DENSE --save EXPERTS with the flags of the experts, "
+        "then train with --load EXPERTS --finetune instead",
         "moe-use-upcycling moe-upcycling-granularity",
     ),
 )

@@ -149,6 +149,20 @@ class ConversionConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class UpcycleConfig:
+    """A dense checkpoint to be written with experts."""
+
+    load: str
+    """The --save directory of a run, of which the newest checkpoint is read, or the folder of one."""
+
+    save: str
+    """Directory to write, which is a --load of training with --finetune."""
+
+    moe_upcycling_granularity: int = 1
+    """Slices of an MLP: each expert has one of them (default: a complete copy)."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class PartitionsConfig:
     """A checkpoint of Megatron-LM's in --load to be written to --save for other ranks."""
 

@@ -59,6 +59,7 @@ MISTAKES = [
     ("tools/convert_checkpoint/inspect_checkpoint.py", "none", NEAR),
     ("tools/checkpoint/inspect.py", "none", NEAR),
     ("tools/checkpoint/digest.py", "none", NEAR),
+    ("tools/checkpoint/upcycle.py", "--load none --save new --num-experts 4 --topk 2", NEAR),
     ("tools/checkpoint/util.py", "--model-type GPT --load-dir none --save-dir new", NEAR),
     ("tools/merge_mp_partitions.py", "--model-type GPT --load none", "none"),
     ("tools/convert_checkpoint/to_hf.py", "--load none --save new", NEAR),
