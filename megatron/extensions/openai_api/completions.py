@@ -183,7 +183,7 @@ class ChatRequest(OpenAIRequest):
 
     def __init__(self, served: ServedModel, body: ChatBody):
         raise_if_any(_chat_problems(body))
-        chat = _require_template(served)
+        chat = require_template(served)
         tokens = tuple(chat.encode([message.for_template() for message in body.messages]))
         limit = (
             body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
@@ -245,7 +245,8 @@ def _chat_problems(body: ChatBody) -> Iterator[str]:
         yield "max_tokens and max_completion_tokens are the same limit: give one of them"
 
 
-def _require_template(served: ServedModel) -> ChatPrompts:
+def require_template(served: ServedModel) -> ChatPrompts:
+    """Return the encoder of conversations; raise ConfigError without a chat template."""
     if served.chat is None:
         raise ConfigError(
             "this model has no chat template: start the server with --chat-template FILE, or use "

@@ -18,11 +18,11 @@ def openai_error(message: str, *, status: int, code: str | None = None) -> dict[
 
 
 def openai_responses(
-    answer: type[BaseModel], *, has_body: bool, names_model: bool = True
+    answer: type[BaseModel], *, has_body: bool, names_model: bool = True, streams: bool = True
 ) -> Responses:
-    """Return the responses of a path under /v1; one with a body can be streamed."""
+    """Return the responses of a path; under /v1, one with a body can be streamed."""
     success: dict[str, Any] = {"model": answer}
-    if has_body:
+    if has_body and streams:
         stream = {"type": "string", "description": "Server-sent events, if stream is true."}
         success["content"] = {"text/event-stream": {"schema": stream}}
     statuses = (401, *((404,) if names_model else ()), *(BODY_STATUSES if has_body else ()))

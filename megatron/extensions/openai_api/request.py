@@ -255,7 +255,7 @@ def _detokenizer(
     )
 
 
-def require_vocabulary(tokens: Sequence[int], vocab_size: int) -> None:
-    """Raise ConfigError if a token of the prompt is not in the vocabulary."""
+def require_vocabulary(tokens: Sequence[int], vocab_size: int, *, field: str = "prompt") -> None:
+    """Raise ConfigError if a token of a field is not in the vocabulary."""
     if not all(token < vocab_size for token in tokens):
-        raise ConfigError(f"prompt: a token is not in the vocabulary of {vocab_size}")
+        raise ConfigError(f"{field}: a token is not in the vocabulary of {vocab_size}")

@@ -204,6 +204,14 @@ class TextFormat(Body):
     type: Literal["text"]
 
 
+Messages = Annotated[
+    list[ChatMessage],
+    BeforeValidator(_conversation),
+    Field(min_length=1, max_length=_MOST_MESSAGES),
+]
+"""A conversation, where it may be left out."""
+
+
 class ChatBody(OpenAIBody):
     """The fields of POST /v1/chat/completions."""
 

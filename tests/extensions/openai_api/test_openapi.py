@@ -35,6 +35,8 @@ OPERATIONS = [
     ("/api", "PUT"),
     ("/v1/completions", "POST"),
     ("/v1/chat/completions", "POST"),
+    ("/tokenize", "POST"),
+    ("/detokenize", "POST"),
     ("/v1/models", "GET"),
     ("/v1/models/{model}", "GET"),
     ("/health", "GET"),
