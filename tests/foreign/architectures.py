@@ -6,6 +6,7 @@ from pathlib import Path
 import gpt_oss
 import torch
 from checkpoints import spread_network, write_checkpoint
+from small_families import CASES as SMALL
 from tiny import VOCAB_SIZE, batch_of, tiny_plan
 from transformers import (
     AutoModelForCausalLM,
@@ -379,6 +380,7 @@ THEIRS = {  # every one is compared with ours: see `families.py`
         use_parallel_residual=True,
         rope_parameters={"rope_theta": 10000.0, "partial_rotary_factor": 0.5},
     ),
+    **SMALL,
 }
 
 

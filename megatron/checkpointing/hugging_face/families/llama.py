@@ -112,14 +112,19 @@ _QWEN_KEYS = {
 
 def common_values(config: HuggingFaceConfig) -> dict[str, Any]:
     """Return the settings for `KEYS` that are not ModelSpec fields."""
-    heads = config["num_attention_heads"]
-    groups = config.get("num_key_value_heads") or heads
     return {
-        **({"group_query_attention": True, "num_query_groups": groups} if groups < heads else {}),
+        **group_values(config),
         **rotary_values(config),
         **{"normalization": "RMSNorm", "hidden_dropout": 0},
         **activation_values(config["hidden_act"], gated=True),
     }
+
+
+def group_values(config: HuggingFaceConfig) -> dict[str, Any]:
+    """Return the settings of query groups."""
+    heads = config["num_attention_heads"]
+    groups = config.get("num_key_value_heads") or heads
+    return {"group_query_attention": True, "num_query_groups": groups} if groups < heads else {}
 
 
 def _llama_values(config: HuggingFaceConfig) -> Values:
@@ -168,7 +173,8 @@ def _qwen3_values(config: HuggingFaceConfig) -> Values:
     return {**_qwen_values(config), "qk_layernorm": True, **attention_bias_values(config)}
 
 
-def _qkv(spec: ModelSpec) -> QueriesKeysValues:
+def qkv_mapping(spec: ModelSpec) -> QueriesKeysValues:
+    """Return the mapping of queries, keys and values."""
     return QueriesKeysValues(
         groups=spec.attention.num_query_groups,
         queries=spec.attention.num_attention_heads // spec.attention.num_query_groups,
@@ -183,7 +189,7 @@ def _gate_up(_: ModelSpec) -> GateUp:
 ATTENTION: Table = {
     "input_layernorm": "input_layernorm",
     "self_attention.query_key_value": Modules(
-        ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), _qkv
+        ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), qkv_mapping
     ),
     "self_attention.q_layernorm": "self_attn.q_norm",
     "self_attention.k_layernorm": "self_attn.k_norm",

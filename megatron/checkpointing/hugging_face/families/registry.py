@@ -7,6 +7,7 @@ from megatron.checkpointing.hugging_face.families.gpt2 import GPT2
 from megatron.checkpointing.hugging_face.families.gpt_neox import GPT_NEOX
 from megatron.checkpointing.hugging_face.families.gpt_oss import GPT_OSS
 from megatron.checkpointing.hugging_face.families.llama import LLAMA, MISTRAL, QWEN2, QWEN3
+from megatron.checkpointing.hugging_face.families.llama_kin import ERNIE, PHI3, SEED_OSS
 from megatron.checkpointing.hugging_face.families.mixtures import (
     DOTS1,
     GLM4_MOE,
@@ -14,13 +15,29 @@ from megatron.checkpointing.hugging_face.families.mixtures import (
     QWEN2_MOE,
     QWEN3_MOE,
 )
+from megatron.checkpointing.hugging_face.families.nemotron import NEMOTRON
 from megatron.common.errors import CheckpointError, ConfigError
 from megatron.common.registry import FAMILIES, NETWORKS
 from megatron.config.architecture.architecture import network_named, network_of
 from megatron.config.network.model_spec import ModelSpec
 from megatron.config.objectives import declaration_of
 
-DECODERS = (GPT2, BLOOM, LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, GPT_NEOX)
+DECODERS = (
+    GPT2,
+    BLOOM,
+    LLAMA,
+    MISTRAL,
+    QWEN2,
+    QWEN3,
+    GEMMA,
+    GEMMA2,
+    GEMMA3,
+    GPT_NEOX,
+    SEED_OSS,
+    ERNIE,
+    PHI3,
+    NEMOTRON,
+)
 """Without experts."""
 
 
@@ -40,6 +57,7 @@ _NOT_COMPARED = (
     *("rope_theta", "rope_scaling", "rotary_pct", "rotary_emb_base"),
     *("hidden_act", "hidden_activation", "activation_function"),
     *("attn_pdrop", "embd_pdrop", "resid_pdrop", "attention_dropout", "hidden_dropout"),
+    "residual_dropout",
     *("use_sliding_window", "sliding_window", "max_window_layers", "seq_length", "n_ctx"),
     *("id2label", "label2id", "decoder_sparse_step", "mlp_only_layers"),
     *("partial_rotary_factor", "num_nextn_predict_layers"),

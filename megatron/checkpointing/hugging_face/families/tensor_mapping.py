@@ -54,26 +54,59 @@ class QueriesKeysValues:
         groups: key/value heads (query groups).
         queries: query heads in a group.
         head_dim: features per head.
+        turns_neighbours: whether rotary positions turn the features 2 i and 2 i + 1 of a head there;
+            here i and i + head_dim / 2.
     """
 
     groups: int
     queries: int
     head_dim: int
+    turns_neighbours: bool = False
 
     def to_hugging_face(self, tensor: Tensor) -> tuple[Tensor, ...]:
         """Return queries, keys and values of all heads."""
         by_group = tensor.unflatten(0, (self.groups, self.queries + 2, self.head_dim))
         query, key, value = by_group.split([self.queries, 1, 1], 1)
+        if self.turns_neighbours:
+            query, key = (_swap_pairs(x, (2, -1)) for x in (query, key))
         return query.flatten(0, 2), key.flatten(0, 2), value.flatten(0, 2)
 
     def from_hugging_face(self, tensors: Sequence[Tensor]) -> Tensor:
         """Concatenate the rows group by group."""
         heads = (self.queries, 1, 1)
-        parts = [
+        query, key, value = (
             tensor.unflatten(0, (self.groups, count, self.head_dim))
             for tensor, count in zip(tensors, heads, strict=True)
-        ]
-        return torch.cat(parts, 1).flatten(0, 2)
+        )
+        if self.turns_neighbours:
+            query, key = (_swap_pairs(x, (-1, 2)) for x in (query, key))
+        return torch.cat([query, key, value], 1).flatten(0, 2)
+
+
+def _swap_pairs(heads: Tensor, sizes: tuple[int, int]) -> Tensor:
+    """Transpose the features [groups, heads, features, ...] of each head, viewed in these sizes."""
+    return heads.unflatten(2, sizes).transpose(2, 3).flatten(2, 3)
+
+
+@dataclass(frozen=True)
+class Stacked:
+    """One tensor in transformers with the rows of several ones, as another mapping has them.
+
+    Args:
+        mapping: to the several tensors.
+        rows: of each of them.
+    """
+
+    mapping: TensorMapping
+    rows: tuple[int, ...]
+
+    def to_hugging_face(self, tensor: Tensor) -> tuple[Tensor, ...]:
+        """Return the rows of the first, then of the second."""
+        return (torch.cat(self.mapping.to_hugging_face(tensor)),)
+
+    def from_hugging_face(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Divide the rows."""
+        return self.mapping.from_hugging_face(tensors[0].split(self.rows))
 
 
 @dataclass(frozen=True, kw_only=True)
