@@ -113,6 +113,7 @@ def logits_layer(
     """
     vocabulary = spec.vocabulary
     form: dict[str, Any] = {
+        "divisor": vocabulary.logit_divisor,
         "softcap": vocabulary.logit_softcap,
         "chunk_tokens": parts.loss_chunk_tokens,
     }

@@ -164,6 +164,10 @@ def _tensor(plan: Plan, stage: Stage, number: int) -> Volume:
         # Projections are gathered, as a rank has not all features of its query group.
         features = attention.query_features + 2 * attention.key_features
         exposed += once * layers * (2 + again) * features / spec.hidden_size
+    if spec.norm.qk_norm_across_heads:
+        # Two sums of squares in 32 bits for each token, forward and backward.
+        tokens = Activations(plan, "cuda").tokens
+        exposed += number * _ring(parallel.tensor) * 2 * 4 * tokens * 2 * layers * (2 + again)
     if parallel.divides_experts:
         # Behind the exchange the rows of experts are gathered; with a divided sequence in place of the
         # tokens of an MLP.

@@ -57,7 +57,8 @@ NAMING = {
 """Files of the core that may name a network or a program of an extension."""
 
 NAMES = re.compile(
-    r"(?<![a-z])(?:retro|t5|squad|nemo|bert(?!WordPiece|Tokenizer|Normalizer|PreTokenizer))", re.I
+    r"(?<![a-z])(?:retro|t5|squad|nemo(?!tron)|bert(?!WordPiece|Tokenizer|Normalizer|PreTokenizer))",
+    re.I,
 )
 
 

@@ -40,14 +40,14 @@ OF_BERT = {
 class Extended(ModelSpec):
     """A network with an option that is added later."""
 
-    embedding_multiplier: float = 1.0
+    later_multiplier: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Required(ModelSpec):
     """A network with an option that is added later, without a default."""
 
-    embedding_multiplier: float
+    later_multiplier: float
 
 
 def refused(problems: Any, name: str) -> bool:
@@ -87,7 +87,7 @@ def problems_of(exporter: str, multiplier: float | None = None, **changes: Any) 
     own = own | {"architecture": network_of(exporter)}
     spec = tiny_spec(**PLAIN | own | changes)
     if multiplier is not None:
-        spec = Extended(**vars(spec), embedding_multiplier=multiplier)
+        spec = Extended(**vars(spec), later_multiplier=multiplier)
     if family:
         return [*family.problems(spec)]
     return of_nemo(spec) if exporter == "NeMo" else of_megatron(spec)
@@ -97,13 +97,13 @@ def problems_of(exporter: str, multiplier: float | None = None, **changes: Any) 
 def test_a_later_option_is_refused_unless_it_has_its_default(exporter):
     assert problems_of(exporter, 1.0) == problems_of(exporter)
     changed = problems_of(exporter, 12.0)
-    assert refused(changed, "embedding_multiplier")
+    assert refused(changed, "later_multiplier")
 
 
 def test_a_later_option_without_a_default_is_refused():
-    spec = Required(**vars(tiny_spec()), embedding_multiplier=1.0)
+    spec = Required(**vars(tiny_spec()), later_multiplier=1.0)
     names = [name for name, *_ in not_expressed(spec, plain_values(spec))]
-    assert names == ["embedding_multiplier"]
+    assert names == ["later_multiplier"]
 
 
 def other_value(name: str, value: Any = None) -> Any:
@@ -136,6 +136,9 @@ NEEDED: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("rope_rule", "rope_original_length"), {"rope_scaling": 2.0}),
     **dict.fromkeys(("rope_low_freq_factor", "rope_high_freq_factor"), {"rope_scaling": 2.0}),
     **dict.fromkeys(("rope_attention_factor", "rope_truncation"), _STRETCHED),
+    **dict.fromkeys(
+        ("rope_short_factors", "rope_long_factors"), {"rope_scaling": 2.0, "rope_rule": "longrope"}
+    ),
 }
 """What a field means nothing without."""
 _ROTARY = ("rotary_dim", "rotary_base", "rotary_interpolation", "rope_scaling")

@@ -68,6 +68,8 @@ _HF = "--tokenizer-type PretrainedFromHF --tokenizer-name-or-path {files}/hf"
 _HF += " --data-path {files}/corpus"
 _ROTARY = "--position-embedding-type rotary"
 _STRETCHED = f"{_ROTARY} --use-rope-scaling --rope-original-max-position-embeddings 4096"
+_LONGROPE = f"{_STRETCHED} --rope-scaling-type longrope --rope-short-factors 1 1 1 1"
+_LONGROPE += " --rope-long-factors 1 1 1 1"
 _LORA = "--lora-rank 2 --lr 0.1"
 _AHEAD = f"{_ROTARY} --mtp-num-layers 2"
 _MIXTURE = "--num-experts 2 --expert-interval 1"
@@ -147,6 +149,9 @@ MODEL = {
     "final_logit_softcapping": Turned("--final-logit-softcapping 1", "losses"),
     "softmax_type": Turned("--softmax-type off-by-one", "losses"),
     "qk_layernorm": Turned("--qk-layernorm", "shapes"),
+    "qk_layernorm_across_heads": Turned(
+        "--qk-layernorm-across-heads", "shapes", on="--qk-layernorm --normalization RMSNorm"
+    ),
     "position_embedding_type": Turned("--position-embedding-type alibi", "losses"),
     "use_rotary_position_embeddings": Turned("--use-rotary-position-embeddings", "losses"),
     "add_position_embedding": Turned("--no-position-embedding", "shapes"),
@@ -154,6 +159,7 @@ MODEL = {
     "rotary_local_base": Turned(
         "--rotary-local-base 100", "losses", on=f"{_ROTARY} --window-size 8"
     ),
+    "no_rope_freq": Turned("--no-rope-freq 2", "losses", on=_ROTARY),
     "rotary_percent": Turned("--rotary-percent 0.5", "losses", on=_ROTARY),
     "rotary_seq_len_interpolation_factor": Turned(
         "--rotary-seq-len-interpolation-factor 2", "losses", on=_ROTARY
@@ -163,6 +169,12 @@ MODEL = {
         "--rope-scaling-factor 2", "losses", on=f"{_ROTARY} --use-rope-scaling"
     ),
     "rope_scaling_type": Turned("--rope-scaling-type yarn", "losses", on=_STRETCHED),
+    "rope_short_factors": Turned("--rope-short-factors 2 2 2 2", "losses", on=_LONGROPE),
+    "rope_long_factors": Turned(
+        "--rope-long-factors 2 2 2 2",
+        "losses",
+        on=f"{_LONGROPE} --rope-original-max-position-embeddings 8",
+    ),
     "rope_attention_factor": Turned(
         "--rope-attention-factor 2", "losses", on=f"{_STRETCHED} --rope-scaling-type yarn"
     ),
@@ -182,11 +194,15 @@ MODEL = {
     "norm_epsilon": Turned("--layernorm-epsilon 0.1", "losses"),
     "apply_layernorm_1p": Turned("--apply-layernorm-1p", "weights"),
     "scale_embedding": Turned("--scale-embedding", "losses"),
+    "embedding_multiplier": Turned("--embedding-multiplier 3", "losses"),
+    "residual_multiplier": Turned("--residual-multiplier 0.3", "losses"),
+    "logits_scaling": Turned("--logits-scaling 4", "losses"),
     "embed_layernorm": Turned("--embed-layernorm", "shapes"),
     "apply_residual_connection_post_layernorm": Turned(
         "--apply-residual-connection-post-layernorm", "losses"
     ),
     "sandwich_norm": Turned("--sandwich-norm", "shapes"),
+    "input_norm": Turned("--no-input-norm", "shapes", on="--sandwich-norm"),
     "parallel_residual": Turned("--parallel-residual", "losses"),
     "gelu": Turned("--gelu erf", "losses"),
     "openai_gelu": Turned("--openai-gelu", "error", on="--gelu erf", says="--openai-gelu"),

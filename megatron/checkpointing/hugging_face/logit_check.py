@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -107,10 +107,13 @@ def compare(
 
     Memory: one fp32 model at a time.
 
+    Positions are those of texts as long as the sample, which LongRoPE depends on.
+
     Raises:
         CheckpointError: transformers cannot load it, or only in part.
     """
     measured = []
+    spec = replace(spec, seq_length=tokens_bs.size(1))
     is_encoder = auto_class == "AutoModel"
     for dtype, weights in dict.fromkeys([("fp32", stored), (stored, "fp32")]):
         ours = _our_logits(

@@ -189,7 +189,11 @@ class Architecture:
 
     def max_length(self, spec: ModelSpec) -> int | None:
         """Return the most tokens of a sequence in generation; None for no limit."""
-        return spec.positions.max_position_embeddings
+        positions = spec.positions
+        if positions.rope_short_factors and spec.seq_length <= positions.rope_original_length:
+            # Longer sequences have other angles, also of the keys that are cached.
+            return min(positions.max_position_embeddings, positions.rope_original_length)
+        return positions.max_position_embeddings
 
     def entries(self, spec: ModelSpec, *, tensor: int = 1, expert: int = 1) -> list[Entry]:
         """Return what `layers` returns, with the weights of one rank.

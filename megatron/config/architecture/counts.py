@@ -59,6 +59,8 @@ def attention_weights(spec: ModelSpec, tensor: int) -> int:
     if spec.attention.softmax_type == "learnable":
         divided += spec.attention.num_attention_heads
     norms = 2 * norm_width(spec, spec.attention.head_dim) if spec.norm.qk_layernorm else 0
+    if spec.norm.qk_norm_across_heads:
+        norms = (heads + spec.attention.key_features) // tensor
     return divided // tensor + (width if spec.attention_output_bias else 0) + norms
 
 

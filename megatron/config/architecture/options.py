@@ -23,7 +23,7 @@ ROTARY = frozenset(
     (
         *("rotary_dim", "rotary_base", "rotary_interpolation", "rope_scaling", "rope_rule"),
         *("rope_low_freq_factor", "rope_high_freq_factor", "rope_original_length"),
-        *("rope_attention_factor", "rope_truncation"),
+        *("rope_attention_factor", "rope_truncation", "rope_short_factors", "rope_long_factors"),
     )
 )
 EMBEDDING = frozenset(("embed_layernorm", "scaled_embedding", "tied_embeddings"))

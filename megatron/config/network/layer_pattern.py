@@ -63,6 +63,23 @@ def windowless_layers(freq: str, num_layers: int) -> tuple[int, ...]:
     return tuple(number for number, windowed in enumerate(pattern, 1) if not windowed)
 
 
+def unrotated_layers(freq: str | None, num_layers: int) -> tuple[int, ...]:
+    """Return the numbers, from 1 on, of the layers without rotary positions by --no-rope-freq.
+
+    Raises:
+        ValueError: `freq` does not fit the layers.
+    """
+    pattern = pattern_of(freq or "[]")
+    if isinstance(pattern, int) and pattern > 0:
+        return tuple(range(pattern, num_layers + 1, pattern))
+    if freq is not None and not is_of_layers(pattern, num_layers):
+        raise ValueError(
+            f"--no-rope-freq {freq} is neither a number of at least 1 nor a list of {num_layers} "
+            "times 1 (a layer without rotary positions) or 0, such as [0]*3+[1]"
+        )
+    return tuple(number for number, is_unrotated in enumerate(pattern, 1) if is_unrotated)
+
+
 def experts_of_layers(experts: ExpertConfig, num_layers: int) -> tuple[int, ...]:
     """Return the number of experts of each layer, 1 for an ordinary MLP; () where all are.
 

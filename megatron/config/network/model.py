@@ -80,6 +80,10 @@ class ModelConfig:
     qk_layernorm: bool = setting(False, megatron_lm=True)
     """Normalize each head's queries and keys before applying rotary embeddings."""
 
+    qk_layernorm_across_heads: bool = setting(False, plan="model.qk_norm_across_heads")
+    """With --qk-layernorm, normalize the queries of all heads together, and so the keys, as OLMo 2
+    does."""
+
     position_embedding_type: (
         Literal["learned_absolute", "absolute", "relative", "rotary", "rope", "alibi", "none"]
         | None
@@ -109,6 +113,10 @@ class ModelConfig:
     """Rotary base of layers with --window-size, without RoPE scaling, as in Gemma 3 (default: that
     of layers without the window, with its scaling)."""
 
+    no_rope_freq: str | None = setting(None, plan="model.unrotated_layers")
+    """Layers without rotary embeddings (NoPE; default: none), as in Megatron-LM: every N-th layer,
+    or a list with 1 for a layer without and 0 for a layer with them, such as [0,0,0,1]*6."""
+
     rotary_percent: float = setting(1.0, above=0, matters=False, at_most=1, megatron_lm=True)
     """Fraction of each head's features that rotary embeddings rotate, from the first on."""
 
@@ -122,11 +130,18 @@ class ModelConfig:
     """Apply RoPE scaling to long wavelengths: Llama 3.1's, unless --rope-scaling-type selects
     another kind."""
 
-    rope_scaling_type: Literal["llama3", "yarn", "dynamic"] = setting(
+    rope_scaling_type: Literal["llama3", "yarn", "dynamic", "longrope"] = setting(
         "llama3", plan="model.rope_rule"
     )
-    """Kind of --use-rope-scaling: Llama 3.1's, YaRN, or dynamic NTK, which changes nothing up to
-    the original length (longer sequences are refused)."""
+    """Kind of --use-rope-scaling: Llama 3.1's, YaRN, dynamic NTK, which changes nothing up to the
+    original length (longer sequences are refused), or LongRoPE with its two lists of factors."""
+
+    rope_short_factors: list[float] | None = setting(None, above=0)
+    """Factors of the wavelengths with LongRoPE, one for each rotated pair of features, where
+    --seq-length is at most --rope-original-max-position-embeddings."""
+
+    rope_long_factors: list[float] | None = setting(None, above=0)
+    """The same where --seq-length is more."""
 
     rope_scaling_factor: float = setting(
         8.0, above=0, matters=False, plan="model.rope_scaling", megatron_lm=True
@@ -148,7 +163,8 @@ class ModelConfig:
     for the others)."""
 
     rope_attention_factor: float | None = setting(None, above=0)
-    """Factor of rotated queries and keys with YaRN (default: 0.1 ln(factor) + 1)."""
+    """Factor of rotated queries and keys with YaRN (default: 0.1 ln(factor) + 1) and LongRoPE
+    (default: sqrt(1 + ln(factor) / ln(original length)))."""
 
     rope_truncation: bool = setting(True, plan="model.rope_truncation")
     """Do not round the bounds of YaRN's correction range to integer dimensions."""
@@ -168,6 +184,16 @@ class ModelConfig:
     scale_embedding: bool = setting(False, plan="model.scaled_embedding")
     """Multiply the token embedding by sqrt(hidden_size), as Gemma does."""
 
+    embedding_multiplier: float = setting(1.0, above=0)
+    """Multiply the token embedding by this, as Granite does."""
+
+    residual_multiplier: float = setting(1.0, above=0)
+    """Multiply the outputs of attention and MLP by this before the residual additions, as Granite
+    does."""
+
+    logits_scaling: float = setting(1.0, above=0, plan="model.logit_divisor")
+    """Divide the logits by this, before --final-logit-softcapping, as Granite does."""
+
     embed_layernorm: bool = setting(False, megatron_lm=True)
     """Normalize the token embeddings before positions and dropout."""
 
@@ -178,6 +204,10 @@ class ModelConfig:
 
     sandwich_norm: bool = False
     """Also normalize attention and MLP outputs before the residual additions, as Gemma 2 does."""
+
+    input_norm: bool = setting(True, plan="model.input_norm")
+    """Do not normalize the inputs of attention and MLP, only their outputs (with --sandwich-norm), as
+    OLMo 2 does."""
 
     parallel_residual: bool = setting(False, older=("--use-parallel-residual",))
     """Parallel residual: compute attention and MLP from the same input and add both, as GPT-NeoX
@@ -311,6 +341,8 @@ class VocabularySpec:
     tied_embeddings: bool
     scaled_embedding: bool = False  # the token embedding is multiplied by sqrt(hidden_size)
     logit_softcap: float = 0.0  # bound of logits; 0: none
+    embedding_multiplier: float = 1.0  # of the token embedding, scaled or not
+    logit_divisor: float = 1.0  # of the logits, before the bound
 
     def in_equal_shards(self, tensor: int) -> "VocabularySpec":
         """Return this with as many rows on each of `tensor` ranks; the padding has no token."""
@@ -332,13 +364,16 @@ class PositionSpec:
     rotary_base: float
     rotary_interpolation: float  # positions are divided by it
     rope_scaling: float  # by how much `rope_rule` stretches long wavelengths; 1: not at all
-    rope_rule: Literal["llama3", "yarn", "dynamic"] = "llama3"  # by which `rope_scaling` stretches
+    rope_rule: Literal["llama3", "yarn", "dynamic", "longrope"] = "llama3"  # which way to stretch
     rope_low_freq_factor: float = 1.0  # turns up to which a wavelength is stretched in full
     rope_high_freq_factor: float = 4.0  # turns from which a wavelength is left alone
     rope_original_length: int = 8192  # tokens within which turns are counted
     rope_attention_factor: float = 1.0  # of turned queries and of turned keys
     rope_truncation: bool = True  # YaRN's bounds are rounded outward to full pairs
+    rope_short_factors: tuple[float, ...] = ()  # LongRoPE's, by pair, within rope_original_length
+    rope_long_factors: tuple[float, ...] = ()  # the same for longer samples
     rotary_local_base: float = 0.0  # of layers with the window, unscaled; 0: rotary_base
+    unrotated_layers: tuple[int, ...] = ()  # layer numbers, from 1 on, without rotary positions
     relative_buckets: int = 0  # of relative positions; 0 with other positions
     relative_max_distance: int = 0  # from which distances share the last bucket
 
@@ -346,6 +381,14 @@ class PositionSpec:
     def reach_attention(self) -> bool:
         """Whether attention needs the positions of tokens: rotary positions, and a plugin's."""
         return self.position_embedding not in ("learned", "relative", "alibi", "none")
+
+    def within(self, length: int) -> "PositionSpec":
+        """Return the positions in samples of `length`: the one of LongRoPE's two lists that holds then."""
+        if not self.rope_short_factors:
+            return self
+        is_short = length <= self.rope_original_length
+        factors = self.rope_short_factors if is_short else self.rope_long_factors
+        return replace(self, rope_short_factors=factors, rope_long_factors=factors)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -359,11 +402,13 @@ class NormSpec:
     qk_layernorm: bool
     residual_after_norm: bool
     sandwich_norm: bool = False  # outputs of attention and of the MLP are normed too
+    input_norm: bool = True  # inputs of attention and of the MLP are normed
+    qk_norm_across_heads: bool = False  # queries of all heads are normed together, and so are keys
 
     @property
     def per_layer(self) -> int:
         """Norms of the residual stream's width in each layer."""
-        return 4 if self.sandwich_norm else 2
+        return 2 * (self.input_norm + self.sandwich_norm)
 
 
 @dataclass(frozen=True, kw_only=True)

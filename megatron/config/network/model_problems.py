@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterator, Mapping
 
 from megatron.config.data.masks import MaskConfig
-from megatron.config.network.layer_pattern import window_of
+from megatron.config.network.layer_pattern import unrotated_layers, window_of
 from megatron.config.network.model import GATED, ModelConfig
 from megatron.config.network.model_resolution import (
     activation_of,
@@ -34,6 +34,7 @@ def model_problems(model: ModelConfig, *, tensor: int) -> Iterator[str]:
     yield from _position_problems(model)
     yield from _stretching_problems(model)
     yield from _activation_problems(model)
+    yield from _norm_problems(model, tensor)
     if model.parallel_residual and model.apply_residual_connection_post_layernorm:
         yield (
             "--parallel-residual adds attention and MLP to one residual, and "
@@ -50,6 +51,30 @@ def model_problems(model: ModelConfig, *, tensor: int) -> Iterator[str]:
             f"--attention-bias {model.attention_bias} is of queries, keys and values too: leave "
             "--add-qkv-bias out"
         )
+
+
+def _norm_problems(model: ModelConfig, tensor: int) -> Iterator[str]:
+    if not model.input_norm and not model.sandwich_norm:
+        yield "--no-input-norm needs --sandwich-norm: layers without any norm do not train"
+    other = {
+        "--apply-residual-connection-post-layernorm": (
+            model.apply_residual_connection_post_layernorm
+        ),
+        "--fp32-residual-connection": model.fp32_residual_connection,
+    }
+    if not model.input_norm:
+        yield from flag_problems(other, "needs the norms that --no-input-norm takes out")
+    if not model.qk_layernorm_across_heads:
+        return
+    groups = num_query_groups_of(model)
+    if not model.qk_layernorm:
+        yield "--qk-layernorm-across-heads needs --qk-layernorm"
+    if model.normalization != "RMSNorm":
+        yield (
+            f"--qk-layernorm-across-heads needs --normalization RMSNorm, not {model.normalization}"
+        )
+    if groups % tensor:
+        yield f"--qk-layernorm-across-heads: {_indivisible('--num-query-groups', groups, tensor)}"
 
 
 def flag_problems(flags: Mapping[str, bool], reason: str) -> Iterator[str]:
@@ -171,6 +196,7 @@ def _position_problems(model: ModelConfig) -> Iterator[str]:
         yield from _rotary_problems(model)
         return
     flags = {
+        "--no-rope-freq": model.no_rope_freq is not None,
         "--rotary-local-base": bool(model.rotary_local_base),
         "--rotary-percent": model.rotary_percent != 1,
         "--rotary-seq-len-interpolation-factor": bool(model.rotary_seq_len_interpolation_factor),
@@ -184,8 +210,14 @@ def _stretching_problems(model: ModelConfig) -> Iterator[str]:
     for flag, value, rules in (
         ("--rope-low-freq-factor", model.rope_low_freq_factor, ("llama3", "yarn")),
         ("--rope-high-freq-factor", model.rope_high_freq_factor, ("llama3", "yarn")),
-        ("--rope-original-max-position-embeddings", length, ("llama3", "yarn", "dynamic")),
-        ("--rope-attention-factor", model.rope_attention_factor, ("yarn",)),
+        (
+            "--rope-original-max-position-embeddings",
+            length,
+            ("llama3", "yarn", "dynamic", "longrope"),
+        ),
+        ("--rope-attention-factor", model.rope_attention_factor, ("yarn", "longrope")),
+        ("--rope-short-factors", model.rope_short_factors, ("longrope",)),
+        ("--rope-long-factors", model.rope_long_factors, ("longrope",)),
     ):
         if value is None:
             continue
@@ -215,6 +247,16 @@ def _length_problems(model: ModelConfig) -> Iterator[str]:
             f"--rope-scaling-type {rule}"
         )
     positions = model.max_position_embeddings or model.seq_length
+    pairs = int(head_dim_of(model) * model.rotary_percent) // 2
+    for flag, factors in (
+        ("--rope-short-factors", model.rope_short_factors),
+        ("--rope-long-factors", model.rope_long_factors),
+    ):
+        if rule == "longrope" and len(factors or ()) != pairs:
+            yield (
+                f"--rope-scaling-type longrope needs {flag} with {pairs} numbers, one for each "
+                f"rotated pair of features, got {len(factors or ())}"
+            )
     if length is None:
         yield (
             f"--rope-scaling-type {rule} needs --rope-original-max-position-embeddings: the tokens "
@@ -230,6 +272,10 @@ def _length_problems(model: ModelConfig) -> Iterator[str]:
 
 def _rotary_problems(model: ModelConfig) -> Iterator[str]:
     yield from range_problems(model, *_ROTARY)
+    try:
+        unrotated_layers(model.no_rope_freq, model.num_layers)
+    except ValueError as error:
+        yield str(error)
     percent, head_dim = model.rotary_percent, head_dim_of(model)
     turned = int(head_dim * percent)
     if 0 < percent <= 1 and (turned < 2 or turned % 2):

@@ -6,7 +6,12 @@ from typing import Any
 from megatron.common.registry import POSITION_EMBEDDINGS
 from megatron.config.data.tokenizer import TokenizerConfig, padded_vocab_size, true_vocab_size
 from megatron.config.network.experts import ExpertConfig, moe_spec
-from megatron.config.network.layer_pattern import experts_of_layers, window_of, windowless_layers
+from megatron.config.network.layer_pattern import (
+    experts_of_layers,
+    unrotated_layers,
+    window_of,
+    windowless_layers,
+)
 from megatron.config.network.lora import LoraConfig, lora_spec
 from megatron.config.network.model import (
     AttentionSpec,
@@ -114,6 +119,7 @@ def _position_spec(model: ModelConfig) -> PositionSpec:
             "rotary_dim": int(head_dim_of(model) * model.rotary_percent),
             "rotary_base": model.rotary_base,
             "rotary_local_base": model.rotary_local_base or 0.0,
+            "unrotated_layers": unrotated_layers(model.no_rope_freq, model.num_layers),
             "rotary_interpolation": model.rotary_seq_len_interpolation_factor or 1.0,
             **_stretching(model),
         }
@@ -136,7 +142,7 @@ def _stretching(model: ModelConfig) -> dict[str, Any]:
     flags: dict[str, float | None] = {
         "rope_original_length": model.rope_original_max_position_embeddings
     }
-    if rule != "dynamic":
+    if rule in ("llama3", "yarn"):
         low, high = turns_of(model)
         flags |= {"rope_low_freq_factor": low, "rope_high_freq_factor": high}
     given: dict[str, Any] = {name: value for name, value in flags.items() if value is not None}
@@ -144,6 +150,12 @@ def _stretching(model: ModelConfig) -> dict[str, Any]:
         length_factor = 0.1 * math.log(factor) + 1
         given["rope_attention_factor"] = model.rope_attention_factor or length_factor
         given["rope_truncation"] = model.rope_truncation
+    if rule == "longrope":
+        length = max(model.rope_original_max_position_embeddings or 0, 2)
+        length_factor = math.sqrt(1 + math.log(factor) / math.log(length))
+        given["rope_attention_factor"] = model.rope_attention_factor or length_factor
+        given["rope_short_factors"] = tuple(model.rope_short_factors or ())
+        given["rope_long_factors"] = tuple(model.rope_long_factors or ())
     return {"rope_scaling": factor, "rope_rule": rule, **given}
 
 

@@ -45,6 +45,7 @@ class ModelSpec:
     init: Literal["normal", "xavier_uniform"]
     init_std: float
     parallel_residual: bool = False  # attention and MLP read the same, and both are added to it
+    residual_multiplier: float = 1.0  # of the outputs of attention and MLP, when they are added
     moe: MoESpec | None = None
     lora: LoraSpec | None = None
     prediction: PredictionSpec | None = None
@@ -123,9 +124,11 @@ class ModelSpec:
         return self.part(MoESpec).expert_ffn_hidden_size or self.mlp.ffn_hidden_size
 
     def positions_of(self, number: int) -> PositionSpec:
-        """Return the positions of layer `number`, from 1 on: layers with a window may differ."""
+        """Return the positions of layer `number`, from 1 on: some may have none, or others in a window."""
+        if number in self.positions.unrotated_layers:
+            return replace(self.positions, position_embedding="none", rotary_dim=0)
         if not (self.positions.rotary_local_base and self.attention.window_of(number)):
-            return self.positions
+            return self.positions.within(self.seq_length)
         return replace(
             self.positions,
             rotary_base=self.positions.rotary_local_base,
@@ -156,7 +159,8 @@ attention num_decoder_layers decoder_seq_length relative_buckets relative_max_di
 architecture num_token_types binary_head num_outputs num_choices head_layers first_token_head
 head_dropout labels head_activation retro_layers retro_encoder_layers retro_encoder_hidden_dropout
 retro_encoder_attention_dropout retro_chunk_length retro_num_neighbors retro_retrieved_length
-retro_attention_gate retro_normed_residual final_norm
+retro_attention_gate retro_normed_residual final_norm unrotated_layers embedding_multiplier
+residual_multiplier logit_divisor input_norm qk_norm_across_heads rope_short_factors rope_long_factors
 """
 """Fields in every manifest, absent parts included."""
 _PARTS: Mapping[str, type] = {

@@ -160,7 +160,7 @@ class MaskedLMLogitsPipe(OutputTable):
     """Token table of the masked-LM head, like `OutputEmbeddingPipe`: replaces features by logits."""
 
     def forward(self, output: BertOutput) -> BertOutput:
-        return masked_lm_logits(self, output, softcap=self.softcap, chunk_tokens=self.chunk_tokens)
+        return masked_lm_logits(self, output, **self.form)
 
 
 class MaskedLMBiasPipe(nn.Module):
@@ -174,11 +174,9 @@ class MaskedLMBiasPipe(nn.Module):
         return output._replace(logits=add_output_bias(output.logits, self.output_bias))
 
 
-def masked_lm_logits(
-    layer: TokenTable, output: BertOutput, *, softcap: float = 0.0, chunk_tokens: int = 0
-) -> BertOutput:
+def masked_lm_logits(layer: TokenTable, output: BertOutput, **form: Any) -> BertOutput:
     """Return the logits of the tokens in place of their features: see `tied_logits`."""
-    logits = tied_logits(layer, output.logits, softcap=softcap, chunk_tokens=chunk_tokens)
+    logits = tied_logits(layer, output.logits, **form)
     return output._replace(logits=logits)
 
 

@@ -11,7 +11,7 @@ from megatron.config.network.model_spec import ModelSpec
 from megatron.model.layers.attention_kernels import Attend, Mask, ScoreOptions
 from megatron.model.layers.layer_input import Shared, once
 from megatron.model.layers.mlp import adapter_of
-from megatron.model.layers.norms import norm_layer
+from megatron.model.layers.norms import query_key_norms
 from megatron.model.layers.parts import LayerParts, once_per_sequence
 from megatron.model.layers.positions import (
     RelativePositions,
@@ -78,11 +78,7 @@ class ParallelAttention(nn.Module):
             **parts.division,
         )
         if spec.norm.qk_layernorm:
-            # Each rank normalizes its heads with the same weight.
-            norm = norm_layer(
-                spec, width=attention.head_dim, group=parts.group, kernels=parts.kernels
-            )
-            self.q_layernorm, self.k_layernorm = norm.build(), norm.build()
+            self.q_layernorm, self.k_layernorm = query_key_norms(spec, parts.group, parts.kernels)
 
     def build_core(self, number: int) -> Attend:
         """Return the core attention kernel."""
@@ -118,13 +114,9 @@ class ParallelAttention(nn.Module):
         shared: Shared | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         shared = {} if shared is None else shared
-        tables = None
-        if positions_bs is not None and not self.own_positions:
-            tables = once(
-                shared,
-                ("rotary tables", self.positions is self.spec.positions),  # or of local layers
-                lambda: rotary_tables(positions_bs, self.positions),
-            )
+        own, tables = self.positions, None
+        if positions_bs is not None and own.rotary_dim:
+            tables = once(shared, ("rotary", own), lambda: rotary_tables(positions_bs, own))
         query, key, value = self.project(x_sbh, tables)
         if self.own_positions and positions_bs is not None:
             query, key = self.own_positions.turn(query, key, positions_bs)
@@ -185,8 +177,12 @@ class ParallelAttention(nn.Module):
 
     def in_heads(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Transpose projections [s, b, groups, heads of each, d] to [b, heads, s, d]; norm them."""
+        norm = self.spec.norm
+        if norm.qk_norm_across_heads:
+            query = self.q_layernorm(query.flatten(2)).view_as(query)
+            key = self.k_layernorm(key.flatten(2)).view_as(key)
         query, key, value = (x.flatten(2, 3).permute(1, 2, 0, 3) for x in (query, key, value))
-        if self.spec.norm.qk_layernorm:
+        if norm.qk_layernorm and not norm.qk_norm_across_heads:
             query, key = self.q_layernorm(query), self.k_layernorm(key)
         return query, key, value
 

@@ -1,7 +1,7 @@
 """Embeddings of tokens, positions and token types; logits over a tied table, and their bias."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -94,19 +94,20 @@ def embed_tokens(table: VocabParallelEmbedding, tokens_bs: Tensor, spec: ModelSp
     Communication: one all-reduce of [b, s, h] forward.
     """
     x_bsh: Tensor = table(tokens_bs)
-    if not spec.vocabulary.scaled_embedding:
-        return x_bsh
-    # The factor is rounded to the dtype of the activations, as published weights expect.
-    return x_bsh * x_bsh.new_full((), spec.hidden_size**0.5)
+    if spec.vocabulary.scaled_embedding:
+        # The factor is rounded to the dtype of the activations, as published weights expect.
+        x_bsh = x_bsh * x_bsh.new_full((), spec.hidden_size**0.5)
+    if spec.vocabulary.embedding_multiplier != 1:
+        x_bsh = x_bsh * spec.vocabulary.embedding_multiplier
+    return x_bsh
 
 
 class OutputTable(nn.Module):
     """A token table for the head: the last stage's copy of the embedding, or an untied one.
 
     Args:
-        softcap: bound of the logits; 0 for none.
         sequence_parallel: whether the ranks of `group` divide the sequence.
-        chunk_tokens: see `tied_logits`.
+        form: further arguments of `tied_logits`.
     """
 
     def __init__(
@@ -115,12 +116,11 @@ class OutputTable(nn.Module):
         padded_vocab_size: int,
         hidden_size: int,
         group: dist.ProcessGroup,
-        softcap: float = 0.0,
         sequence_parallel: bool = False,
-        chunk_tokens: int = 0,
+        **form: Any,
     ):
         super().__init__()
-        self.softcap, self.chunk_tokens = softcap, chunk_tokens
+        self.form = form
         self.word_embeddings = VocabParallelEmbedding(
             padded_vocab_size, hidden_size, group=group, sequence_parallel=sequence_parallel
         )
@@ -134,7 +134,7 @@ class OutputEmbeddingPipe(OutputTable):
     """
 
     def forward(self, x_bsh: Tensor) -> Tensor | DeferredLogits:
-        return tied_logits(self, x_bsh, softcap=self.softcap, chunk_tokens=self.chunk_tokens)
+        return tied_logits(self, x_bsh, **self.form)
 
 
 class TokenTable(Protocol):
@@ -144,11 +144,17 @@ class TokenTable(Protocol):
 
 
 def tied_logits(
-    layer: TokenTable, x_bsh: Tensor, *, softcap: float = 0.0, chunk_tokens: int = 0
+    layer: TokenTable,
+    x_bsh: Tensor,
+    *,
+    divisor: float = 1.0,
+    softcap: float = 0.0,
+    chunk_tokens: int = 0,
 ) -> Tensor | DeferredLogits:
     """Return the product of `x_bsh` with the token table of `layer`.
 
     Args:
+        divisor: of the logits.
         softcap: bound of the logits, which are 32-bit numbers then; 0 for none.
         chunk_tokens: leaves the logits to the loss, which computes them for this many tokens at
             a time; 0 returns the logits.
@@ -157,6 +163,8 @@ def tied_logits(
     Communication: none forward; one all-reduce of [b, s, h] backward.
     """
     table = layer.word_embeddings
+    if divisor != 1:
+        x_bsh = x_bsh / divisor  # fewer numbers than the logits
     if chunk_tokens:
         if table.sequence_parallel:
             x_bsh = gather_sequence(x_bsh, 1, table.group)

@@ -10,7 +10,15 @@ from megatron.common.registry import NORMS
 from megatron.config.network.model_spec import ModelSpec
 from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
 from megatron.model.layers.layer_list import Layer
-from megatron.tensor_parallel.sharding import mark_partial_gradient
+from megatron.tensor_parallel.collectives import (
+    copy_to_tensor_parallel,
+    reduce_from_tensor_parallel,
+)
+from megatron.tensor_parallel.sharding import (
+    exact_quotient,
+    mark_partial_gradient,
+    mark_sharded,
+)
 
 
 class Norm(nn.Module):
@@ -99,6 +107,35 @@ class RMSNorm(LayerNorm):
     has_bias, centred = False, False
 
 
+class NormAcrossRanks(nn.Module):
+    """Root-mean-square norm of features that ranks divide, each with its part of the weight.
+
+    Args:
+        width: number of features over all ranks.
+        eps: added to the mean square.
+        around_one: the weight is kept as its difference from 1.
+        group: the ranks.
+
+    Shapes: x [..., width / ranks] -> the same, in the weight's dtype.
+    Communication: one all-reduce of a number for each row forward, one backward.
+    """
+
+    def __init__(self, width: int, *, eps: float, around_one: bool, group: dist.ProcessGroup):
+        super().__init__()
+        self.width, self.eps, self.around_one, self.group = width, eps, around_one, group
+        own = exact_quotient(width, group.size(), "width")
+        weight = nn.Parameter(torch.full((own,), 0.0 if around_one else 1.0))
+        self.weight = mark_sharded(weight, 0, group)
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        squares = reduce_from_tensor_parallel(wide.square().sum(-1, keepdim=True), self.group)
+        # The sum reaches all ranks' features, so its gradient is a sum over them too.
+        mean = copy_to_tensor_parallel(squares, self.group) / self.width
+        factors = self.weight.to(wide.dtype) + (1 if self.around_one else 0)
+        return (wide * (mean + self.eps).rsqrt() * factors).to(self.weight.dtype)
+
+
 def fuses_sum(norm: nn.Module) -> bool:
     """Whether `norm` takes `sums`: its kernels do, and it is no plugin's, also none derived."""
     if not isinstance(norm, LayerNorm) or type(norm) not in (LayerNorm, RMSNorm):
@@ -132,3 +169,19 @@ def norm_layer(
             "kernels": kernels,
         },
     )
+
+
+def query_key_norms(
+    spec: ModelSpec, group: dist.ProcessGroup, kernels: Kernels
+) -> tuple[nn.Module, nn.Module]:
+    """Return the norms of queries and of keys: of each head with one weight, or of all heads."""
+    if not spec.norm.qk_norm_across_heads:
+        norm = norm_layer(spec, width=spec.attention.head_dim, group=group, kernels=kernels)
+        return norm.build(), norm.build()
+    queries, keys = (
+        NormAcrossRanks(
+            width, eps=spec.norm.norm_epsilon, around_one=spec.norm.layernorm_1p, group=group
+        )
+        for width in (spec.attention.query_features, spec.attention.key_features)
+    )
+    return queries, keys

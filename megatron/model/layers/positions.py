@@ -65,15 +65,18 @@ def rotary_tables(positions_bs: Tensor, spec: PositionSpec) -> tuple[Tensor, Ten
 def rotary_frequencies(spec: PositionSpec, device: torch.device) -> Tensor:
     """Return the angle per position of every pair of features: [rotary_dim / 2] float32.
 
-    Dynamic NTK changes nothing up to the trained length, which is the longest one here.
+    Dynamic NTK changes nothing up to the trained length, which is the longest one here. LongRoPE's
+    list of factors is the one of `PositionSpec.within`.
 
     Source: arXiv:2104.09864, section 3.2.2; for the stretched wavelengths arXiv:2407.21783,
-    section 3.2, and arXiv:2309.00071, section 3.2.
+    section 3.2, arXiv:2309.00071, section 3.2, and arXiv:2402.13753, section 3.
     """
     pairs = torch.arange(0, spec.rotary_dim, 2, device=device, dtype=torch.float32)
     frequencies = 1.0 / spec.rotary_base ** (pairs / spec.rotary_dim)
     if spec.rope_scaling == 1 or spec.rope_rule == "dynamic":
         return frequencies
+    if spec.rope_rule == "longrope":
+        return frequencies / torch.tensor(spec.rope_short_factors, device=device)
     kept = (_llama_kept_fraction if spec.rope_rule == "llama3" else _yarn_kept_fraction)(
         spec, frequencies
     )

@@ -15,7 +15,7 @@ from megatron.model.layers.positions import RelativePositions
 class ParallelTransformerLayerPipe(Block):
     """x + dropout(attention(norm(x))), then the same with the MLP.
 
-    With sandwich norms the outputs of attention and of the MLP are normalized too, before dropout.
+    With sandwich norms outputs of attention and MLP are normalized too, or alone, before dropout.
     With parallel residuals the second norm reads x: x + dropout(attention(norm(x))) +
     dropout(mlp(other norm(x))).
 
@@ -38,9 +38,9 @@ class ParallelTransformerLayerPipe(Block):
         super().__init__()
         self.spec, self.kernels, self.number = spec, parts.kernels, number
         norm = norm_layer(spec, kernels=parts.kernels)
-        self.input_layernorm = norm.build()
+        self.input_layernorm = norm.build() if spec.norm.input_norm else nn.Identity()
         self.self_attention = ParallelAttention(spec, parts, number=number)
-        self.post_attention_layernorm = norm.build()
+        self.post_attention_layernorm = norm.build() if spec.norm.input_norm else nn.Identity()
         self.mlp = build_mlp(spec, parts, number=number)
         if spec.norm.sandwich_norm:
             self.attention_output_layernorm = norm.build()
@@ -51,6 +51,7 @@ class ParallelTransformerLayerPipe(Block):
         y_sbh, bias = self.attend(inputs, normed_sbh)
         if self.spec.norm.sandwich_norm:
             y_sbh, bias = _normalize(self.attention_output_layernorm, y_sbh, bias)
+        y_sbh, bias = self._scaled(y_sbh, bias)
         norm = self.post_attention_layernorm
         if self.spec.parallel_residual:
             attended_sbh = self._add(y_sbh, bias, x_sbh, normed_sbh)
@@ -60,6 +61,7 @@ class ParallelTransformerLayerPipe(Block):
         y_sbh, bias = self.mlp(normed_sbh)
         if self.spec.norm.sandwich_norm:
             y_sbh, bias = _normalize(self.mlp_output_layernorm, y_sbh, bias)
+        y_sbh, bias = self._scaled(y_sbh, bias)
         return inputs.replace(hidden=self._add(y_sbh, bias, attended_sbh, normed_sbh))
 
     def attend(self, inputs: LayerInput, normed_sbh: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -78,6 +80,13 @@ class ParallelTransformerLayerPipe(Block):
             relative,
             shared=inputs.shared,
         )
+
+    def _scaled(self, y_sbh: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Return a sublayer's output and its bias, times the network's multiplier."""
+        factor = self.spec.residual_multiplier
+        if factor == 1:
+            return y_sbh, bias
+        return y_sbh * factor, bias if bias is None else bias * factor
 
     def _add(self, y_sbh: Tensor, bias: Tensor | None, x_sbh: Tensor, normed_sbh: Tensor) -> Tensor:
         residual = self._residual(x_sbh, normed_sbh)

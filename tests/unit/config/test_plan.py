@@ -42,6 +42,9 @@ def test_json_holds_every_decision():
         "full_attention_layers": [],
         "labels": [],
         "retro_layers": [],
+        "unrotated_layers": [],
+        "rope_short_factors": [],
+        "rope_long_factors": [],
     }
     assert set(json.loads(json.dumps(plan.to_dict()))) == {field.name for field in fields(plan)}
 

@@ -15,6 +15,7 @@ def plain_logits(weights, spec, tokens_bs, positions_bs, seen_bss):
     embed = "tied_modules.embed" if spec.vocabulary.tied_embeddings else "1"
     table = weights[f"{embed}.word_embeddings.weight"]
     x = table[tokens_bs] * (spec.hidden_size**0.5 if spec.vocabulary.scaled_embedding else 1)
+    x = x * spec.vocabulary.embedding_multiplier
     if spec.norm.embed_layernorm:
         x = norm(weights, f"{embed}.word_embeddings.norm", x, spec)
     if spec.positions.position_embedding == "learned":
@@ -26,7 +27,8 @@ def plain_logits(weights, spec, tokens_bs, positions_bs, seen_bss):
     head = (
         table if spec.vocabulary.tied_embeddings else weights[f"{last + 1}.word_embeddings.weight"]
     )
-    return capped(x @ head.T, spec.vocabulary.logit_softcap)
+    logits = x @ head.T / spec.vocabulary.logit_divisor
+    return capped(logits, spec.vocabulary.logit_softcap)
 
 
 def capped(x, cap):
@@ -34,19 +36,21 @@ def capped(x, cap):
 
 
 def plain_layer(weights, spec, layer, x, positions_bs, seen_bss):
-    normed = norm(weights, f"{layer}.input_layernorm", x, spec)
+    normed = before(weights, f"{layer}.input_layernorm", x, spec)
     is_local = spec.attention.window and layer - 2 not in spec.attention.full_attention_layers
     if is_local:
         distances = torch.arange(x.size(1))[:, None] - torch.arange(x.size(1))
         seen_bss = seen_bss & (distances < spec.attention.window)
     seen_as = unstretched(spec) if is_local and spec.positions.rotary_local_base else spec
+    if layer - 2 in spec.positions.unrotated_layers:
+        seen_as = with_changes(spec, position_embedding="none")
     y = attention(weights, seen_as, f"{layer}.self_attention", normed, positions_bs, seen_bss)
     y = behind(weights, f"{layer}.attention_output_layernorm", y, spec)
     if spec.parallel_residual:
-        beside = norm(weights, f"{layer}.post_attention_layernorm", x, spec)
+        beside = before(weights, f"{layer}.post_attention_layernorm", x, spec)
         return x + y + mlp_output(weights, spec, layer, beside)
     x = (normed if spec.norm.residual_after_norm else x) + y
-    normed = norm(weights, f"{layer}.post_attention_layernorm", x, spec)
+    normed = before(weights, f"{layer}.post_attention_layernorm", x, spec)
     y = mlp_output(weights, spec, layer, normed)
     return (normed if spec.norm.residual_after_norm else x) + y
 
@@ -56,8 +60,13 @@ def mlp_output(weights, spec, layer, x):
     return behind(weights, f"{layer}.mlp_output_layernorm", y, spec)
 
 
+def before(weights, name, x, spec):
+    return norm(weights, name, x, spec) if spec.norm.input_norm else x
+
+
 def behind(weights, name, y, spec):
-    return norm(weights, name, y, spec) if spec.norm.sandwich_norm else y
+    y = norm(weights, name, y, spec) if spec.norm.sandwich_norm else y
+    return y * spec.residual_multiplier
 
 
 def unstretched(spec):
@@ -87,17 +96,33 @@ def attention(weights, spec, name, x, positions_bs, seen_bss):
         bias = weights.get(f"{name}.query_key_value.bias")
         return y if bias is None else y + bias[row : row + d]
 
-    def placed(row, which):
+    def mean_square(which, width):
+        """Over all heads, whose rows are gathered one by one."""
+        rows = [heads_of(which, head) for head in range(width // d)]
+        return sum(projected(row).square().sum(-1, keepdim=True) for row in rows) / width
+
+    def heads_of(which, head):
+        if which == "k":
+            return head * (per_group + 2) * d + per_group * d
+        return head // per_group * (per_group + 2) * d + head % per_group * d
+
+    def placed(row, which, head):
         y = projected(row)
-        if spec.norm.qk_layernorm:
+        if spec.norm.qk_norm_across_heads:
+            widths = {"q": spec.attention.query_features, "k": spec.attention.key_features}
+            weight = weights[f"{name}.{which}_layernorm.weight"][head * d : (head + 1) * d]
+            mean = mean_square(which, widths[which]) + spec.norm.norm_epsilon
+            y = y / mean.sqrt() * (weight + (1 if spec.norm.layernorm_1p else 0))
+        elif spec.norm.qk_layernorm:
             y = norm(weights, f"{name}.{which}_layernorm", y, spec)
         return turned(y, positions_bs, spec) if spec.positions.position_embedding == "rotary" else y
 
     mixed = []
     for head in range(spec.attention.num_attention_heads):
         first = head // per_group * (per_group + 2) * d
-        query = placed(first + head % per_group * d, "q")
-        key, value = placed(first + per_group * d, "k"), projected(first + (per_group + 1) * d)
+        query = placed(first + head % per_group * d, "q", head)
+        key = placed(first + per_group * d, "k", head // per_group)
+        value = projected(first + (per_group + 1) * d)
         scores = query @ key.mT / math.sqrt(spec.attention.query_scalar or d)
         scores = capped(scores, spec.attention.attention_softcap)
         if spec.positions.position_embedding == "alibi":
@@ -133,6 +158,10 @@ def frequency(i, spec):
     plain = spec.positions.rotary_base ** (-2 * i / spec.positions.rotary_dim)
     if spec.positions.rope_rule == "yarn":
         return yarn_frequency(i, plain, spec)
+    if spec.positions.rope_rule == "longrope":
+        is_short = spec.seq_length <= spec.positions.rope_original_length
+        short, long = spec.positions.rope_short_factors, spec.positions.rope_long_factors
+        return plain / (short if is_short else long)[i]
     wavelength = 2 * math.pi / plain
     length = spec.positions.rope_original_length
     low, high = spec.positions.rope_low_freq_factor, spec.positions.rope_high_freq_factor

@@ -42,6 +42,7 @@ NO_EFFECT = {
     "apply_query_key_layer_scaling": "the result is the same",
     "final_logit_softcapping classifier": "a checkpoint's own head has it, which a task replaces",
     "final_logit_softcapping classifier of a decoder": "the same",
+    "logits_scaling classifier of a decoder": "the same",
 }
 
 

@@ -28,6 +28,19 @@ YARN = {
     "rope_original_length": 1000,
     "rope_attention_factor": 1.3,
 }
+ACROSS = {
+    "qk_layernorm": True,
+    "qk_norm_across_heads": True,
+    "normalization": "RMSNorm",
+    "num_query_groups": 2,
+}
+LONGROPE = {
+    "rope_scaling": 4.0,
+    "rope_rule": "longrope",
+    "rope_short_factors": (1.0, 1.5, 2.0),
+    "rope_long_factors": (2.0, 5.0, 9.0),
+    "rope_attention_factor": 1.2,
+}
 OPTIONS = {
     "plain": {},
     "rotary": ROTARY,
@@ -44,6 +57,8 @@ OPTIONS = {
         "rope_original_length": 50,
     },
     "yarn": ROTARY | {"rotary_base": 1e4, **YARN},
+    "longrope, short": ROTARY | LONGROPE | {"rope_original_length": 10},
+    "longrope, long": ROTARY | LONGROPE | {"rope_original_length": 9},
     "yarn, no truncation": ROTARY | {"rotary_base": 1e4, **YARN, "rope_truncation": False},
     "yarn, a step": ROTARY | YARN | {"rope_high_freq_factor": 1.01, "rope_original_length": 6},
     "alibi": {"position_embedding": "alibi"},
@@ -107,6 +122,15 @@ OPTIONS = {
     "yarn but in the window": ROTARY
     | {"rotary_base": 1e4, **YARN, "window": 4, "full_attention_layers": (1,)}
     | {"rotary_local_base": 10000.0},
+    "layers without rotary positions": ROTARY | {"unrotated_layers": (2,)},
+    "multiplied embedding": {"embedding_multiplier": 3.0},
+    "multiplied outputs": {"residual_multiplier": 0.3},
+    "multiplied outputs side by side": {"residual_multiplier": 0.3, "parallel_residual": True},
+    "divided logits": {"logit_divisor": 4.0, "logit_softcap": 2.0},
+    "divided logits of an own head": {"logit_divisor": 4.0, "tied_embeddings": False},
+    "norms of outputs alone": {"sandwich_norm": True, "input_norm": False},
+    "norms of all queries and keys": ACROSS | ROTARY,
+    "norms of all queries and keys around 1": ACROSS | {"layernorm_1p": True, "linear_bias": False},
     "gemma 2": GEMMA_2,
     "gemma 3": GEMMA_3,
     "llama": LLAMA,

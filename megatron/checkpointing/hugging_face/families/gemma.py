@@ -5,6 +5,7 @@ second layer a window. Gemma 3 has norms of queries and keys in place of the bou
 other rotary positions in the layers with a window.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from megatron.checkpointing.expressed import Allowed
@@ -47,19 +48,18 @@ def _gemma2_needs(spec: ModelSpec) -> Allowed:
     return {**_gemma_needs(spec), **needs}
 
 
-def _gemma3_needs(spec: ModelSpec) -> Allowed:
+def local_rotary_needs(spec: ModelSpec) -> Allowed:
+    """Return the rotary positions of layers with a window, which are never stretched."""
     rotary = spec.positions
     is_stretched = rotary.rope_scaling != 1 or rotary.rotary_interpolation != 1
     local = rotary.rotary_local_base
-    needs: Allowed = {
-        "qk_layernorm": (True,),
-        "attention_softcap": (0.0,),
-        # Its layers with a window are never stretched.
-        "rotary_local_base": (
-            local or rotary.rotary_base if spec.attention.window and is_stretched else local,
-        ),
-    }
-    return {**_gemma2_needs(spec), **needs}
+    wanted = local or rotary.rotary_base if spec.attention.window and is_stretched else local
+    return {"rotary_local_base": (wanted,)}
+
+
+def _gemma3_needs(spec: ModelSpec) -> Allowed:
+    needs: Allowed = {"qk_layernorm": (True,), "attention_softcap": (0.0,)}
+    return {**_gemma2_needs(spec), **needs, **local_rotary_needs(spec)}
 
 
 _GEMMA_KEYS = {
@@ -104,10 +104,24 @@ def _gemma2_values(config: HuggingFaceConfig) -> Values:
 
 
 def _gemma3_values(config: HuggingFaceConfig) -> Values:
+    return {**local_rotary_values(config, _gemma2_values), "qk_layernorm": True}
+
+
+def local_rotary_values(
+    config: HuggingFaceConfig, values_of: Callable[[HuggingFaceConfig], Values]
+) -> Values:
+    """Return the settings of a config with rotary positions for each kind of layer.
+
+    Args:
+        values_of: returns the settings of a config with one kind.
+
+    Raises:
+        CheckpointError: layers with a window have another kind than unscaled ones.
+    """
     rotary = config["rope_parameters"]
     full, local = rotary["full_attention"], rotary["sliding_attention"]
-    values = {**_gemma2_values({**config, "rope_parameters": full}), "qk_layernorm": True}
-    if "window_size" not in values:
+    values = values_of({**config, "rope_parameters": full})
+    if not config.get("sliding_window") or "sliding_attention" not in config["layer_types"]:
         return values
     if local.get("rope_type", "default") != "default":
         raise CheckpointError(

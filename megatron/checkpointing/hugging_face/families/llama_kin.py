@@ -1,8 +1,9 @@
-"""Networks that differ from Llama in one or two options: Seed-OSS, ERNIE 4.5, Phi-3.
+"""Networks that differ from Llama in one or two options: Seed-OSS, ERNIE 4.5, Phi-3, SmolLM3, Granite.
 
 Seed-OSS has a bias of attention's output apart from the one of queries, keys and values. ERNIE 4.5 turns
 neighbouring features of a head. Phi-3 and Phi-4 have queries, keys and values in one matrix, and gates and
-features in another; positions may turn a part of each head.
+features in another; positions may turn a part of each head. SmolLM3 has layers without positions. Granite
+multiplies embeddings, scores, what is added to the residual stream, and logits.
 """
 
 from dataclasses import replace
@@ -20,6 +21,7 @@ from megatron.checkpointing.hugging_face.families.llama import (
     NAMES,
     common_needs,
     common_values,
+    layer_types,
     qkv_mapping,
     window_or_none,
     window_values,
@@ -62,14 +64,58 @@ def _turning_neighbours(spec: ModelSpec) -> QueriesKeysValues:
     return replace(qkv_mapping(spec), turns_neighbours=True)
 
 
+def _smol_needs(spec: ModelSpec) -> Allowed:
+    free = dict.fromkeys(("linear_bias", "window", "unrotated_layers"))
+    return {**common_needs(spec), **free}
+
+
+def _smol_values(config: HuggingFaceConfig) -> Values:
+    window = config["sliding_window"] if config["use_sliding_window"] else None
+    turned = config["no_rope_layers"][: config["num_hidden_layers"]]
+    unrotated = ",".join(str(1 - int(turns)) for turns in turned)
+    return {
+        **common_values(config),
+        **bias_values(attention=config["attention_bias"], mlp=config["mlp_bias"]),
+        **window_values(window, config["layer_types"]),
+        **({} if all(turned) else {"no_rope_freq": f"[{unrotated}]"}),
+    }
+
+
+def _turned_layers(spec: ModelSpec) -> list[int]:
+    numbers = range(1, spec.num_layers + 1)
+    return [int(number not in spec.positions.unrotated_layers) for number in numbers]
+
+
+def _granite_needs(spec: ModelSpec) -> Allowed:
+    multipliers = ("embedding_multiplier", "residual_multiplier", "logit_divisor", "query_scalar")
+    return {**common_needs(spec), **dict.fromkeys(("linear_bias", *multipliers))}
+
+
+def _granite_values(config: HuggingFaceConfig) -> Values:
+    return {
+        **common_values(config),
+        **bias_values(attention=config["attention_bias"], mlp=config["mlp_bias"]),
+        "query_pre_attn_scalar": config["attention_multiplier"] ** -2,
+    }
+
+
+def _score_multiplier(spec: ModelSpec) -> float:
+    """Return the factor of the scores, without the rounding of its square and the root of that."""
+    return float(f"{spec.attention.scale:.12g}")
+
+
 def _phi_needs(spec: ModelSpec) -> Allowed:
     needs: Allowed = {"attention_output_bias": (False,), "window": None, "rotary_dim": None}
     head_dim = spec.hidden_size // spec.attention.num_attention_heads
-    unstretched: Allowed = {"rope_scaling": (1.0,), "rotary_interpolation": (1.0,)}
+    is_stretched = spec.positions.rope_scaling != 1
+    stretching: Allowed = {
+        "rotary_interpolation": (1.0,),
+        "rope_rule": ("longrope",) if is_stretched else None,
+    }
     return {
         **common_needs(spec),
         **needs,
-        **unstretched,
+        **stretching,
         "full_attention_layers": ((),),
         "head_dim": (head_dim,),
     }
@@ -77,7 +123,11 @@ def _phi_needs(spec: ModelSpec) -> Allowed:
 
 def _phi_values(config: HuggingFaceConfig) -> Values:
     window = window_values(config.get("sliding_window"), ["sliding_attention"])
-    return {**common_values(config), "disable_bias_linear": True, **window}
+    rope = dict(config["rope_parameters"])
+    if "short_factor" in rope:
+        rope["original_max_position_embeddings"] = config["original_max_position_embeddings"]
+    values = common_values({**config, "rope_parameters": rope})
+    return {**values, "disable_bias_linear": True, **window}
 
 
 def _stacked_qkv(spec: ModelSpec) -> Stacked:
@@ -122,6 +172,38 @@ ERNIE = Family(
         },
     },
 )
+SMOLLM3 = Family(
+    model_type="smollm3",
+    architecture="SmolLM3ForCausalLM",
+    keys={
+        **KEYS,
+        "attention_bias": attrgetter("attention_output_bias"),
+        "mlp_bias": attrgetter("mlp.linear_bias"),
+        "no_rope_layers": _turned_layers,
+        "use_sliding_window": lambda spec: bool(spec.attention.window),
+        "sliding_window": window_or_none,
+        "layer_types": layer_types,
+    },
+    values_of=_smol_values,
+    needs=_smol_needs,
+    **NAMES,
+)
+GRANITE = Family(
+    model_type="granite",
+    architecture="GraniteForCausalLM",
+    keys={
+        **KEYS,
+        "attention_bias": attrgetter("attention_output_bias"),
+        "mlp_bias": attrgetter("mlp.linear_bias"),
+        "embedding_multiplier": "embedding_multiplier",
+        "residual_multiplier": "residual_multiplier",
+        "logits_scaling": "logit_divisor",
+        "attention_multiplier": _score_multiplier,
+    },
+    values_of=_granite_values,
+    needs=_granite_needs,
+    **NAMES,
+)
 PHI3 = Family(
     model_type="phi3",
     architecture="Phi3ForCausalLM",
@@ -129,6 +211,12 @@ PHI3 = Family(
         **KEYS,
         "partial_rotary_factor": lambda spec: spec.positions.rotary_dim / spec.attention.head_dim,
         "sliding_window": window_or_none,
+        # Its class reads this one alone, not the entry of rope_scaling.
+        "original_max_position_embeddings": lambda spec: (
+            spec.positions.rope_original_length
+            if spec.positions.rope_short_factors
+            else spec.positions.max_position_embeddings
+        ),
         "resid_pdrop": attrgetter("hidden_dropout"),
         "embd_pdrop": attrgetter("hidden_dropout"),
     },

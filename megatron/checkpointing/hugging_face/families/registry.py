@@ -7,7 +7,13 @@ from megatron.checkpointing.hugging_face.families.gpt2 import GPT2
 from megatron.checkpointing.hugging_face.families.gpt_neox import GPT_NEOX
 from megatron.checkpointing.hugging_face.families.gpt_oss import GPT_OSS
 from megatron.checkpointing.hugging_face.families.llama import LLAMA, MISTRAL, QWEN2, QWEN3
-from megatron.checkpointing.hugging_face.families.llama_kin import ERNIE, PHI3, SEED_OSS
+from megatron.checkpointing.hugging_face.families.llama_kin import (
+    ERNIE,
+    GRANITE,
+    PHI3,
+    SEED_OSS,
+    SMOLLM3,
+)
 from megatron.checkpointing.hugging_face.families.mixtures import (
     DOTS1,
     GLM4_MOE,
@@ -16,6 +22,7 @@ from megatron.checkpointing.hugging_face.families.mixtures import (
     QWEN3_MOE,
 )
 from megatron.checkpointing.hugging_face.families.nemotron import NEMOTRON
+from megatron.checkpointing.hugging_face.families.olmo import OLMO2, OLMO3
 from megatron.common.errors import CheckpointError, ConfigError
 from megatron.common.registry import FAMILIES, NETWORKS
 from megatron.config.architecture.architecture import network_named, network_of
@@ -23,28 +30,17 @@ from megatron.config.network.model_spec import ModelSpec
 from megatron.config.objectives import declaration_of
 
 DECODERS = (
-    GPT2,
-    BLOOM,
-    LLAMA,
-    MISTRAL,
-    QWEN2,
-    QWEN3,
-    GEMMA,
-    GEMMA2,
-    GEMMA3,
-    GPT_NEOX,
-    SEED_OSS,
-    ERNIE,
-    PHI3,
-    NEMOTRON,
+    *(GPT2, BLOOM, LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, GPT_NEOX),
+    *(SEED_OSS, PHI3, SMOLLM3, OLMO2, OLMO3, NEMOTRON),
 )
-"""Without experts."""
+"""Without experts, and with a class for sequence classification in transformers."""
 
 
 @FAMILIES.register("decoders")
 def decoders() -> tuple[Family, ...]:
     """Return the architectures of GPTs."""
-    return (MIXTRAL, QWEN2_MOE, QWEN3_MOE, DOTS1, GLM4_MOE, GPT_OSS, *DECODERS)
+    mixtures = (MIXTRAL, QWEN2_MOE, QWEN3_MOE, DOTS1, GLM4_MOE, GPT_OSS)
+    return (*mixtures, *DECODERS, ERNIE, GRANITE)
 
 
 def all_families() -> list[Family]:
@@ -54,13 +50,13 @@ def all_families() -> list[Family]:
 
 
 _NOT_COMPARED = (
-    *("rope_theta", "rope_scaling", "rotary_pct", "rotary_emb_base"),
+    *("rope_theta", "rope_scaling", "rope_parameters", "rotary_pct", "rotary_emb_base"),
     *("hidden_act", "hidden_activation", "activation_function"),
     *("attn_pdrop", "embd_pdrop", "resid_pdrop", "attention_dropout", "hidden_dropout"),
     "residual_dropout",
     *("use_sliding_window", "sliding_window", "max_window_layers", "seq_length", "n_ctx"),
     *("id2label", "label2id", "decoder_sparse_step", "mlp_only_layers"),
-    *("partial_rotary_factor", "num_nextn_predict_layers"),
+    *("partial_rotary_factor", "num_nextn_predict_layers", "original_max_position_embeddings"),
 )
 """Keys whose values may differ in form; the translation to flags handles or refuses them."""
 

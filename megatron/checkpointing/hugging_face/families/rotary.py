@@ -12,7 +12,7 @@ from megatron.config.parsing.files import Values
 EXPRESSED: Allowed = dict.fromkeys(
     (
         *("rope_rule", "rope_low_freq_factor", "rope_high_freq_factor", "rope_original_length"),
-        *("rope_attention_factor", "rope_truncation"),
+        *("rope_attention_factor", "rope_truncation", "rope_short_factors", "rope_long_factors"),
     )
 )
 """Fields of any value, because `rope_scaling_config` has them."""
@@ -32,6 +32,12 @@ def rope_scaling_config(spec: ModelSpec) -> dict[str, Any] | None:
     low, high = positions.rope_low_freq_factor, positions.rope_high_freq_factor
     if positions.rope_rule == "llama3":
         rope |= {"low_freq_factor": low, "high_freq_factor": high}
+    elif positions.rope_rule == "longrope":
+        rope |= {
+            "short_factor": [*positions.rope_short_factors],
+            "long_factor": [*positions.rope_long_factors],
+            "attention_factor": positions.rope_attention_factor,
+        }
     else:
         rope |= {
             "beta_slow": low,
@@ -76,9 +82,11 @@ def _stretching_values(rope: dict[str, Any], positions: int) -> Values:
             return _rule_values("dynamic", rope["factor"], positions)
         case "yarn":
             return _yarn_values(rope, positions)
+        case "longrope" | "su":
+            return _longrope_values(rope, positions)
     raise CheckpointError(
         f"config.json: there is no flag for rotary positions of the kind {rope}; known are "
-        f"default, linear, dynamic, yarn, and llama3 with {', '.join(_LLAMA_3)}"
+        f"default, linear, dynamic, yarn, longrope, and llama3 with {', '.join(_LLAMA_3)}"
     )
 
 
@@ -91,6 +99,22 @@ def _rule_values(
         "rope_scaling_factor": float(factor),
         **dict(zip(names, map(float, turns or ()), strict=False)),
         "rope_original_max_position_embeddings": int(length),
+    }
+
+
+def _longrope_values(rope: dict[str, Any], positions: int) -> Values:
+    length = int(rope.get("original_max_position_embeddings") or positions)
+    attention, factor = rope.get("attention_factor"), rope.get("factor") or positions / length
+    if factor <= 1:
+        raise CheckpointError(
+            f"config.json: longrope positions stretch nothing where original_max_position_embeddings "
+            f"and max_position_embeddings are {length} and {positions}; give both"
+        )
+    return {
+        **_rule_values("longrope", factor, length),
+        "rope_short_factors": [*map(float, rope["short_factor"])],
+        "rope_long_factors": [*map(float, rope["long_factor"])],
+        **({} if attention is None else {"rope_attention_factor": float(attention)}),
     }
 
 

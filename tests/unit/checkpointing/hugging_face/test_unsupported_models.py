@@ -37,7 +37,12 @@ def test_options_without_a_flag_are_refused(group, tmp_path):
                         "long_factor": [2.0] * 4,
                     }
                 },
-                "rotary … longrope … known … yarn",
+                "longrope … max_position_embeddings are 2048 and 2048",
+            ),
+            (
+                "llama",
+                {"rope_parameters": {"rope_type": "proportional", "partial_rotary_factor": 0.5}},
+                "rotary … proportional … known … longrope",
             ),
         ]
     ):
@@ -56,7 +61,10 @@ def test_options_without_a_flag_are_refused(group, tmp_path):
     [
         ("--qk-layernorm", "GPT2LMHeadModel … qk_layernorm … True … --qk-layernorm"),
         ("--final-logit-softcapping 5", "logit_softcap … 5.0 … --final-logit-softcapping"),
-        (f"{LLAMA} --swiglu --rotary-percent 0.5", "rotary_dim … 2 … 4 … --rotary-percent"),
+        (
+            f"{LLAMA} --swiglu --attention-bias on --rotary-percent 0.5",
+            "rotary_dim … 2 … 4 … --rotary-percent",
+        ),
         (
             f"{EXPERTS} --qk-layernorm --expert-interval 1 --mlp-type residual --moe-grouped-gemm",
             "Qwen3MoeForCausalLM … residual_experts … True … --mlp-type",
