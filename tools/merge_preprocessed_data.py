@@ -11,6 +11,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs 
 # Without products of matrices, numpy's threads for them only cost 0.1 CPU seconds at the start.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+from megatron.common import logging as log
 from megatron.common.cli import run_tool
 from megatron.common.errors import DataError, raise_if_any
 from megatron.config.parsing.flags import Legacy, parse_sections
@@ -38,6 +39,7 @@ LEGACY = [
 
 def main(argv: Sequence[str]) -> None:
     """Merge by the flags `argv`, then print the written files."""
+    log.configure(rank=0)
     known = {"merge": MergeConfig, "urls": UrlConfig}
     parsed = parse_sections(argv, known, description=__doc__, legacy=LEGACY)
     urls: UrlConfig = parsed.sections["urls"]

@@ -21,6 +21,7 @@ from typing import Any, BinaryIO, TypeVar
 
 from megatron.common.atomic_files import replacing
 from megatron.common.errors import ConfigError, DataError, needed_for
+from megatron.common.progress import Progress
 
 log = logging.getLogger(__name__)
 
@@ -248,11 +249,14 @@ def download(url: str, file: Path) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     with replacing(file) as temporary:
         temporary.touch()
+        with Progress(f"download of {without_secrets(url)}", size, "B") as progress:
 
-        def copy(start: int) -> None:
-            write_at(temporary, start, read_range(url, start, min(PART_BYTES, size - start)))
+            def copy(start: int) -> None:
+                part = read_range(url, start, min(PART_BYTES, size - start))
+                write_at(temporary, start, part)
+                progress.add(len(part))
 
-        in_threads(copy, range(0, size, PART_BYTES))
+            in_threads(copy, range(0, size, PART_BYTES))
 
 
 def write_at(file: Path, start: int, content: bytes) -> None:

@@ -7,7 +7,7 @@ BUDGETS = {
     "megatron.model.gpt": 45,
     "megatron.objectives.gpt": 47,
     "megatron.engine.build": 86,
-    "pretrain_gpt.py": 274,
+    "pretrain_gpt.py": 275,
 }
 """Most modules of the package that each may reach, itself included. Lower them where you can."""
 

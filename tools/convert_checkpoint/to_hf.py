@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs 
 
 from megatron.checkpointing.manifest import Manifest, checkpoint_of, read_manifest
 from megatron.checkpointing.remote import local_checkpoint, local_folder
+from megatron.common import logging as log
 from megatron.common.cli import run_tool
 from megatron.common.errors import ConfigError, raise_if_any
 from megatron.common.registry import EXPORTERS
@@ -32,6 +33,7 @@ _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GI
 
 def main(argv: Sequence[str]) -> None:
     """Run the tool with the command line `argv`."""
+    log.configure(rank=0)
     given = peek(argv)
     load, cache = given.get("load"), cache_of(urls_in(given))
     directory = local_checkpoint(load, cache) if load else None

@@ -91,7 +91,8 @@ class PreprocessConfig:
     """Skip the shards that an interrupted run finished; the files equal an uninterrupted run's."""
 
     log_interval: int = 10_000
-    """Documents between progress lines, where there is no terminal for a progress bar."""
+    """Documents between progress lines, where there is no terminal for a progress bar; there is one
+    every ten seconds at least."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,6 +5,8 @@ import time
 
 from tqdm import tqdm
 
+from megatron.common.progress import EVERY_S
+
 log = logging.getLogger(__name__)
 
 
@@ -13,7 +15,8 @@ class Progress:
 
     Args:
         total_bytes: size of all inputs; 0: unknown.
-        log_interval: documents between two lines, where stderr is not a terminal.
+        log_interval: documents between two lines, where stderr is not a terminal; after ten seconds
+            there is one whatever their number.
     """
 
     def __init__(self, total_bytes: int, *, log_interval: int):
@@ -23,7 +26,7 @@ class Progress:
         self._before: tuple[int, ...] = (0, 0, 0)
         self._total_bytes = total_bytes
         self._log_interval = log_interval
-        self._started_at = time.monotonic()
+        self._started_at = self._shown_at = time.monotonic()
         # disable=None: tqdm's word for "only on a terminal".
         self._bar = tqdm(total=total_bytes or None, unit="B", unit_scale=True, disable=None)
 
@@ -39,8 +42,10 @@ class Progress:
 
     def add(self, documents: int, tokens: int, num_bytes: int) -> None:
         """Count one more piece of the input."""
-        is_due = (self.documents + documents) // self._log_interval > (
-            self.documents // self._log_interval
+        now = time.monotonic()
+        is_due = now - self._shown_at >= EVERY_S or (
+            (self.documents + documents) // self._log_interval
+            > self.documents // self._log_interval
         )
         self.documents += documents
         self.tokens += tokens
@@ -53,6 +58,7 @@ class Progress:
             self._bar.set_postfix_str(counts, refresh=False)
             self._bar.update(num_bytes)
         elif is_due:
+            self._shown_at = now
             log.info(self._line())
 
     def close(self) -> None:

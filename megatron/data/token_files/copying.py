@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from megatron.common.errors import DataError
+from megatron.common.progress import Progress
 from megatron.data.token_files.publish import write_errors_name
 
 _CANNOT = {errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
@@ -60,9 +61,14 @@ def copy_extents(
             if os.fstat(descriptor).st_size < end:
                 os.truncate(descriptor, end)
             copy = partial(_copy, target=descriptor, buffer_bytes=buffer_bytes)
-            with ThreadPoolExecutor(workers) as threads:
-                for _ in threads.map(copy, _split(extents, piece_bytes)):
-                    continue  # an error of a thread is raised here
+            pieces = [*_split(extents, piece_bytes)]
+            num_bytes = sum(piece.num_bytes for piece in pieces)
+            with (
+                ThreadPoolExecutor(workers) as threads,
+                Progress(f"copy to {target}", num_bytes, "B") as progress,
+            ):
+                for piece, _ in zip(pieces, threads.map(copy, pieces), strict=True):
+                    progress.add(piece.num_bytes)  # an error of a thread is raised here
         finally:
             os.close(descriptor)
 
