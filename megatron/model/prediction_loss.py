@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from megatron.config.network.prediction import LOSS_TERM, PredictionSpec
+from megatron.config.network.prediction import MTP_LOSS, PredictionSpec
 from megatron.model.layers.deferred_logits import DeferredLogits
 from megatron.model.loss import Loss, Losses
 from megatron.tensor_parallel.broadcast import Batch
@@ -40,14 +40,14 @@ def loss_with_predictions(loss: Loss, prediction: PredictionSpec | None) -> Loss
         ]
         main, *later = losses
         mean = torch.stack(later).mean()
-        return Losses(main + scale * (mean - mean.detach()), {LOSS_TERM: mean})
+        return Losses(main + scale * (mean - mean.detach()), {MTP_LOSS: mean})
 
     return total_loss
 
 
 def prediction_terms(prediction: PredictionSpec | None) -> tuple[str, ...]:
     """Return the names of the terms of `loss_with_predictions`."""
-    return (LOSS_TERM,) if prediction else ()
+    return (MTP_LOSS,) if prediction else ()
 
 
 def ahead(batch: Batch, depth: int) -> Batch:

@@ -91,6 +91,33 @@ def test_streams_begin_anew_but_the_same_each_time(corpus: Corpus, tmp_path: Pat
     assert losses(tmp_path / "stage") == pytest.approx(losses(tmp_path / "first")[3:], rel=1e-6)
 
 
+def test_multi_token_prediction_goes_on_in_another_layout_and_generates(
+    corpus: Corpus, tmp_path: Path
+) -> None:
+    whole, moved = tmp_path / "whole", tmp_path / "moved"
+    flags = [
+        *(*RUN, "--hidden-dropout", "0", "--position-embedding-type", "rope", *corpus.flags),
+        *("--mtp-num-layers", "2", "--untie-embeddings-and-output-weights"),
+    ]
+    pipeline = ["--pipeline-model-parallel-size", "2", "--zero-stage", "1"]
+    outputs = start_ranks(2, *flags, *pipeline, "--save", str(whole)).succeeded().outputs
+    assert "| mtp loss: " in "".join(outputs)
+    expected = losses(whole)
+    shutil.copytree(whole / "global_step3", moved / "global_step3")
+    tensor = ["--tensor-model-parallel-size", "2", "--sequence-parallel"]
+    start_ranks(2, *flags, *tensor, *both(moved)).succeeded()
+    assert losses(moved) == pytest.approx(expected[3:], rel=1e-5)
+    terms = [[step["mtp_loss"] for step in journal(run, "train")] for run in (whole, moved)]
+    assert terms[1] == pytest.approx(terms[0][3:], rel=1e-5)
+
+    words = ["--prompt", "a", "--out-seq-length", "6", "--greedy"]
+    texts = [
+        tool("tools/generate_samples_gpt.py", "--load", str(run), *words).succeeded().outputs
+        for run in (whole, moved)
+    ]
+    assert texts[0] == texts[1]
+
+
 def digest(folder: Path) -> str:
     (output,) = tool("tools/checkpoint/digest.py", str(folder)).succeeded().outputs
     return output.split()[0]

@@ -39,7 +39,7 @@ class PredictionSpec:
         )
 
 
-LOSS_TERM = "mtp loss"
+MTP_LOSS = "mtp loss"
 """Name of the mean loss of all depths in the log."""
 
 

@@ -16,6 +16,7 @@ import torch
 from megatron.checkpointing.train_state import TrainState
 from megatron.common.errors import ConfigError
 from megatron.config.data.objective import LM_LOSS, SOP_LOSS, UNMASKED
+from megatron.config.network.prediction import MTP_LOSS
 from megatron.config.parallelism.recompute_plan import NOTHING
 from megatron.config.plan.plan import Plan
 from megatron.planner.devices import known_device
@@ -41,8 +42,8 @@ from megatron.training.telemetry.slow_ranks import SLOWEST, SLOWNESS
 log = logging.getLogger(__name__)
 
 _AFTER_LOSS = {
-    **{SOP_LOSS: ".6E", MOE_LOSS: ".6E", BUSIEST: ".2f", LOAD_ENTROPY: ".3f", DROPPED: ".2%"},
-    UNMASKED: ".2%",
+    **dict.fromkeys((SOP_LOSS, MTP_LOSS, MOE_LOSS), ".6E"),
+    **{BUSIEST: ".2f", LOAD_ENTROPY: ".3f", DROPPED: ".2%", UNMASKED: ".2%"},
 }
 _BEFORE_COUNTS = {NUM_ZEROS: ".1f", PARAMS_NORM: ".3f", SEQ_LENGTH: "5d"}
 MFU, HFU = "MFU", "HFU"

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from megatron.checkpointing.train_state import TrainState
 from megatron.config.config import flatten
 from megatron.config.data.objective import LM_LOSS, SOP_LOSS
+from megatron.config.network.prediction import MTP_LOSS
 from megatron.config.plan.plan import Plan
 from megatron.training.loop.loop import Hook, StepResult
 from megatron.training.telemetry.memory import ALLOCATED, AVAILABLE, RESERVED, RESIDENT
@@ -103,7 +104,7 @@ class TensorBoard(Hook):
         loss = step.measures.get(LM_LOSS, step.loss)
         self._over_all("lm-loss-training/lm loss", loss, state)
         self._over_flops("lm-loss-training/lm loss", loss, state)
-        for name in (SOP_LOSS, MOE_LOSS):
+        for name in (SOP_LOSS, MTP_LOSS, MOE_LOSS):
             if name in step.measures:
                 self._over_all(f"lm-loss-training/{name}", step.measures[name], state)
         for name in (BUSIEST, LOAD_ENTROPY, DROPPED):
