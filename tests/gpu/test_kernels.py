@@ -145,8 +145,16 @@ def test_what_a_kernel_cannot_take_goes_to_the_reference():
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"position_embedding": "alibi", "window": 4}, LLAMA, GEMMA_2, GEMMA_3],
-    ids=["GPT", "ALiBi and windows", "Llama", "Gemma 2", "Gemma 3"],
+    [
+        {},
+        {"position_embedding": "alibi", "window": 4},
+        LLAMA,
+        GEMMA_2,
+        GEMMA_3,
+        LLAMA | {"softmax_type": "learnable"},
+        {"softmax_type": "off-by-one"},
+    ],
+    ids=["GPT", "ALiBi and windows", "Llama", "Gemma 2", "Gemma 3", "sinks", "zero sinks"],
 )
 @torch.inference_mode()
 def test_decode_steps_of_kernels_are_those_of_references(group, changes):

@@ -132,7 +132,7 @@ class CachedAttention(TokenCache):
                 scale=how.scale,
                 softcap=how.softcap,
                 slopes_a=how.slopes_a,
-                sinks_a=None,
+                sinks_a=how.sinks_a,
             )
         self.store(key, value)
         if isinstance(step, Prefill):
