@@ -26,7 +26,10 @@ def rope_scaling_config(spec: ModelSpec) -> dict[str, Any] | None:
     if positions.rope_scaling == 1:
         factor = positions.rotary_interpolation
         return None if factor == 1 else {"rope_type": "linear", "factor": factor}
-    rope = {"rope_type": positions.rope_rule, "factor": positions.rope_scaling}
+    rope: dict[str, Any] = {
+        "rope_type": positions.rope_rule,
+        "factor": positions.rope_scaling,
+    }
     if positions.rope_rule == "dynamic":
         return rope
     low, high = positions.rope_low_freq_factor, positions.rope_high_freq_factor
