@@ -43,6 +43,7 @@ NO_EFFECT = {
     "final_logit_softcapping classifier": "a checkpoint's own head has it, which a task replaces",
     "final_logit_softcapping classifier of a decoder": "the same",
     "logits_scaling classifier of a decoder": "the same",
+    "mtp_loss_scaling_factor": "the loss has it, not the network",
 }
 
 
