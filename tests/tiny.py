@@ -70,6 +70,12 @@ GPT_OSS = (
     *("--attention-dropout", "0", "--hidden-dropout", "0", "--moe-aux-loss-coeff", "0.1"),
 )
 """Flags of all that gpt-oss has, by Megatron-LM's names."""
+LATENT = (
+    *("--multi-latent-attention", "--position-embedding-type", "rope", "--qk-layernorm"),
+    *("--q-lora-rank", "10", "--kv-lora-rank", "8", "--qk-head-dim", "4", "--v-head-dim", "3"),
+    *("--qk-pos-emb-head-dim", "2", "--normalization", "RMSNorm", "--disable-bias-linear"),
+)
+"""Flags of latent attention as in DeepSeek-V3."""
 
 
 def tiny_argv(*flags: str, without: tuple[str, ...] = ()) -> list[str]:

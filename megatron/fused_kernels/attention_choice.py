@@ -176,12 +176,16 @@ def sdpa_backend(
     with torch.enable_grad():
         query, key, value = (
             torch.empty(
-                (work.samples, heads, length, width),
+                (work.samples, heads, length, features),
                 dtype=work.dtype,
                 device=work.device,
                 requires_grad=True,
             )
-            for heads in (work.heads, work.groups, work.groups)
+            for heads, features in (
+                (work.heads, width),
+                (work.groups, width),
+                (work.groups, spec.value_dim),
+            )
         )
         mask = None
         if needs_mask:

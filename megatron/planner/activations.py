@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from megatron.config.architecture.architecture import Architecture, Entry, network_of
+from megatron.config.architecture.attention_form import AttentionForm, attention_form
 from megatron.config.network.experts import MoESpec
 from megatron.config.network.model_spec import ModelSpec
 from megatron.config.network.prediction import PredictionSpec
@@ -112,12 +113,19 @@ class Activations:
         Args:
             source: of keys and values in cross-attention.
         """
-        spec, keyed = self.plan.model, source or self
-        queries = 2 * spec.attention.query_features
-        keys = 2 * spec.attention.key_features
-        inner = (self.tokens * queries + keyed.tokens * keys) // self._tensor
-        streams = self.outside + self.tokens + (source.outside if source else 0)
-        return (inner + streams * spec.hidden_size) * self._bytes
+        spec, tensor = self.plan.model, self._tensor
+        if source:
+            queries, keys = 2 * spec.attention.query_features, 2 * spec.attention.key_features
+            inner = (self.tokens * queries + source.tokens * keys) // tensor
+            streams = (self.outside + self.tokens + source.outside) * spec.hidden_size
+            return (inner + streams) * self._bytes
+        features = 0
+        for product in attention_form(spec).products:
+            inputs, outputs = product.shape(tensor)
+            is_row, is_column = product.divided == "rows", product.divided == "columns"
+            features += inputs * (self.tokens if is_row else self.outside)
+            features += outputs * (self.tokens if is_row or is_column else self.outside)
+        return features * self._bytes
 
     def embedding(self) -> int:
         """Return the activations of the embedding."""
@@ -233,18 +241,45 @@ class Activations:
         ring = self.plan.parallel.ring
         if self.device == "cpu" and not ring:
             keys = queries  # its kernel takes a key per query
+        form = attention_form(spec)
+        values = keys * spec.value_dim // spec.attention.head_dim
         # Ulysses keeps the mixed values before and after their exchange.
-        outputs = queries * (2 if self._sequence > 1 and not ring else 1)
-        features = queries + 2 * keys + outputs
-        if spec.positions.reach_attention:
+        outputs = form.value_features * (2 if self._sequence > 1 and not ring else 1)
+        features = queries + keys + values + outputs
+        if form.latents:
+            features += self._beside_heads(form)
+        elif spec.positions.reach_attention:
             features += queries + keys
-        if spec.norm.qk_layernorm:
+        if spec.norm.qk_layernorm and not form.latents:
             features += 3 * (queries + keys) // 2
-        kept = self.tokens * features * width // self._tensor
+        kept = self.tokens * features * width // self._tensor + self._latent_bytes(form)
         if spec.positions.position_embedding == "rotary":
             kept += 2 * self.tokens * spec.positions.rotary_dim * 4
         selective = self.plan.recompute.granularity == "selective"
         return kept + (0 if selective else self._core())
+
+    def _beside_heads(self, form: AttentionForm) -> int:
+        """Return the features that latent attention keeps in addition to those of heads.
+
+        That are values padded to the width of keys, or the reverse, and their mixture before it is cut;
+        without padding, values are a part of the product that keys are composed of.
+        """
+        wider = form.value_features - self.spec.attention.query_features
+        pads = self.device == "cpu" or self.plan.parallel.ring
+        if pads and wider < 0:
+            return form.value_features - 2 * wider
+        return form.expanded + (2 * wider if pads else 0)
+
+    def _latent_bytes(self, form: AttentionForm) -> int:
+        """Return the bytes of latents: before and after their norms, and gathered."""
+        if not form.latents:
+            return 0
+        of_queries = form.latents - form.cached
+        each = self.outside * (form.latents + of_queries) + self.tokens * form.cached
+        composed = 0  # as of `norm`
+        if self.device == "cpu" and self.spec.norm.normalization == "RMSNorm":
+            composed = self._bytes + (4 if self._bytes == 2 else 0)
+        return each * self._bytes + self.outside * sum(form.norms) * composed
 
     @property
     def _has_masks(self) -> bool:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 
 from megatron.config.architecture.architecture import network_of
+from megatron.config.architecture.attention_form import attention_form
 from megatron.config.architecture.counts import Weights, table_weights
 from megatron.config.parsing.json_tree import value_at
 from megatron.config.plan.plan import Plan
@@ -223,14 +224,15 @@ class _Sizes:
         most = value_at(self.zero, "stage3_param_persistence_threshold", _PERSISTENT)
         spec = plan.model
         width, inner, tensor = spec.hidden_size, spec.mlp.inner_features, plan.parallel.tensor
-        heads = spec.attention.query_features
-        qkv = heads + 2 * spec.attention.key_features
+        form = attention_form(spec)
+        shapes = [(each.has_bias, *each.shape(tensor)) for each in form.products]
         layer = [
             *([width] * (4 if spec.norm.normalization == "LayerNorm" else 2)),
             *([width, inner // tensor] if spec.mlp.linear_bias else []),
-            *([width] if spec.attention_output_bias else []),
-            *([qkv // tensor] if spec.attention.qkv_bias else []),
-            *(size * width // tensor for size in (heads, qkv, inner, spec.mlp.ffn_hidden_size)),
+            *form.norms,
+            *(outputs for has_bias, _, outputs in shapes if has_bias),
+            *(inputs * outputs for _, inputs, outputs in shapes),
+            *(size * width // tensor for size in (inner, spec.mlp.ffn_hidden_size)),
         ]
         tables = [table_weights(spec, tensor=tensor)] * (
             1 if spec.vocabulary.tied_embeddings else 2

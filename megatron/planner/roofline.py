@@ -11,6 +11,8 @@ launch it.
 from dataclasses import dataclass
 
 from megatron.config.architecture.architecture import network_of
+from megatron.config.architecture.attention_form import attention_form
+from megatron.config.architecture.counts import core_features
 from megatron.config.network.model_spec import ModelSpec
 from megatron.config.network.prediction import PredictionSpec
 from megatron.config.plan.plan import Plan
@@ -109,9 +111,11 @@ def times_of(plan: Plan, device: Device, flops: float) -> Times:
 
 def column_share(spec: ModelSpec) -> float:
     """Return the share of column-parallel layers in the products of a layer."""
-    heads, inner = spec.attention.query_features, spec.mlp.inner_features
-    qkv = heads + 2 * spec.attention.key_features
-    return (qkv + inner) / (qkv + heads + inner + spec.mlp.ffn_hidden_size)
+    products = attention_form(spec).products
+    inner = spec.hidden_size * spec.mlp.inner_features
+    narrowing = spec.hidden_size * spec.mlp.ffn_hidden_size
+    columns = sum(each.matrix for each in products if each.divided == "columns")
+    return (columns + inner) / (sum(each.matrix for each in products) + inner + narrowing)
 
 
 def work_of_stages(plan: Plan) -> list[float]:
@@ -158,10 +162,9 @@ def _slowdown(plan: Plan, operand: float) -> float:
 def _layer_shapes(plan: Plan) -> list[tuple[float, float]]:
     """Return inputs and outputs of a layer's products on a rank, without attention's cores."""
     spec, tensor = plan.model, plan.parallel.tensor
-    width, heads = spec.hidden_size, spec.attention.query_features
+    width = spec.hidden_size
     return [
-        (width, (heads + 2 * spec.attention.key_features) / tensor),
-        (heads / tensor, width),
+        *(product.shape(tensor) for product in attention_form(spec).products),
         (width, spec.mlp.inner_features / tensor),
         (spec.mlp.ffn_hidden_size / tensor, width),
     ]
@@ -169,7 +172,7 @@ def _layer_shapes(plan: Plan) -> list[tuple[float, float]]:
 
 def _attention_flops(spec: ModelSpec) -> float:
     """Return the operations of a forward pass of attention's cores on a sample, masked ones too."""
-    return 4.0 * spec.attention.query_features * network_of(spec).attended_pairs(spec)
+    return 2.0 * core_features(spec) * network_of(spec).attended_pairs(spec)
 
 
 def _num_layers(spec: ModelSpec) -> int:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from megatron.config.architecture.architecture import network_of
+from megatron.config.architecture.counts import core_features
 from megatron.config.parallelism.recompute_plan import NOTHING
 from megatron.config.plan.plan import Plan
 from megatron.planner.devices import Device
@@ -68,7 +69,7 @@ def _masked_flops(plan: Plan) -> float:
         return 0.0
     spans = [spec.attention.window_of(layer + 1) for layer in range(spec.num_layers)]
     pairs = sum(min(spec.seq_length, span or spec.seq_length) ** 2 / 2 for span in spans)
-    return plan.batch.global_batch_size * 12 * spec.attention.query_features * pairs
+    return plan.batch.global_batch_size * 6 * core_features(spec) * pairs
 
 
 def speed_of(

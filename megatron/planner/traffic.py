@@ -2,6 +2,7 @@
 
 from dataclasses import astuple, dataclass
 
+from megatron.config.architecture.attention_form import attention_form
 from megatron.config.architecture.counts import table_weights
 from megatron.config.parsing.json_tree import value_at
 from megatron.config.plan.plan import Plan
@@ -91,8 +92,9 @@ def stage_traffic(plan: Plan, stage: Stage, number: int) -> Traffic:
         again = passes - 1 + (plan.recompute.granularity == "selective")
         sequence = Volume(forward=around * again, backward=2 * around)
     else:
-        heads = 2 * (spec.attention.num_attention_heads + spec.attention.num_query_groups)
-        exposed = number * layers * passes * heads * exchanged * _ring(parallel.sequence)
+        heads = spec.attention.num_attention_heads + spec.attention.num_query_groups
+        widths = 1 + spec.value_dim / spec.attention.head_dim
+        exposed = number * layers * passes * heads * widths * exchanged * _ring(parallel.sequence)
         sequence = Volume(exposed=exposed)
     # Tensor-parallel ranks send a part each; in schedules of our own only if the sequence is divided.
     whole = parallel.has_own_schedule and not parallel.sequence_parallel
@@ -149,8 +151,11 @@ def _tensor(plan: Plan, stage: Stage, number: int) -> Volume:
     full = Activations(plan, "cuda").tokens * spec.hidden_size * BYTES[plan.precision.dtype]
     divides = parallel.sequence_parallel
     layers, again, depths = len(stage.layers) + stage.depths, plan.recompute.share, stage.depths
-    beside = 4 * layers
-    rings = 4 * layers * (1 + again) + (2 * layers if divides else 0)
+    # In front of the MLP all features of a token, in front of attention as many as its latents have.
+    received = 1 + attention_form(spec).received / spec.hidden_size
+    beside = 2 * received * layers
+    forward = 2 + received if divides else 4
+    rings = forward * layers * (1 + again) + (received * layers if divides else 0)
     # Each depth of prediction has an embedding of its own.
     rings += 2 * (stage.has_embedding + depths)
     if stage.has("logits"):

@@ -6,6 +6,7 @@ from pathlib import Path
 import gpt_oss
 import torch
 from checkpoints import spread_network, write_checkpoint
+from latent import CASES as LATENT_CASES
 from small_families import CASES as SMALL
 from tiny import VOCAB_SIZE, batch_of, tiny_plan
 from transformers import (
@@ -44,6 +45,10 @@ GEMMAS = "--scale-embedding --apply-layernorm-1p --sandwich-norm"
 EXPERTS = f"{LLAMA} --swiglu {UNTIED} {GROUPS} --num-experts 4 --moe-router-topk 2"
 SIGMOID = "--moe-router-score-function sigmoid --moe-router-enable-expert-bias"
 SHARED = "--moe-ffn-hidden-size 20 --moe-shared-expert-intermediate-size"
+LATENT = (
+    f"{LLAMA} --swiglu {UNTIED} --multi-latent-attention --qk-layernorm --kv-lora-rank 8 "
+    "--qk-head-dim 6 --qk-pos-emb-head-dim 4 --v-head-dim 5 --num-experts 8 --moe-router-topk 4"
+)
 TENSOR, PIPELINE = "--tensor-model-parallel-size 2", "--pipeline-model-parallel-size 2"
 
 OURS = {
@@ -149,6 +154,17 @@ OURS = {
         f"{SIGMOID} {SHARED} 20 --num-experts 8 "
         "--moe-router-topk 4 --moe-router-num-groups 4 --moe-router-group-topk 2 "
         f"--moe-router-topk-scaling-factor 2.5 {TENSOR}",
+    ),
+    "deepseek v3": (
+        "deepseek_v3",
+        f"{LATENT} --q-lora-rank 7 {SIGMOID} {SHARED} 20 --moe-layer-freq [0,1] "
+        "--moe-router-num-groups 4 --moe-router-group-topk 2 --moe-router-topk-scaling-factor 2.5 "
+        f"--rotary-scaling-factor 40 --mscale 1.0 --mscale-all-dim 1.0 {TENSOR} {PIPELINE}",
+    ),
+    "deepseek v2": (
+        "deepseek_v2",
+        f"{LATENT} --moe-router-pre-softmax {SHARED} 40 --moe-router-num-groups 4 "
+        f"--moe-router-group-topk 3 --moe-router-group-best 1 {TENSOR}",
     ),
 }
 
@@ -374,6 +390,7 @@ THEIRS = {  # every one is compared with ours: see `families.py`
         num_nextn_predict_layers=0,
     ),
     **gpt_oss.CASES,
+    **LATENT_CASES,
     "pythia": GPTNeoXConfig(
         **_SMALL,
         intermediate_size=96,

@@ -72,6 +72,9 @@ _LONGROPE = f"{_STRETCHED} --rope-scaling-type longrope --rope-short-factors 1 1
 _LONGROPE += " --rope-long-factors 1 1 1 1"
 _LORA = "--lora-rank 2 --lr 0.1"
 _AHEAD = f"{_ROTARY} --mtp-num-layers 2"
+_LATENT = f"{_ROTARY} --multi-latent-attention --kv-lora-rank 4 --qk-head-dim 4 --v-head-dim 4"
+_LATENT += " --qk-pos-emb-head-dim 4"
+_LATENT_YARN = f"{_LATENT} --rotary-scaling-factor 40"
 _MIXTURE = "--num-experts 2 --expert-interval 1"
 _SHARED = "--moe-shared-expert-intermediate-size 8"
 _SIGMOID = "--moe-router-score-function sigmoid"
@@ -144,6 +147,19 @@ MODEL = {
     "apply_query_key_layer_scaling": Turned(
         "--no-query-key-layer-scaling", "losses", on="--bf16 --attention-impl fused-softmax"
     ),
+    "multi_latent_attention": Turned("--multi-latent-attention", "losses", on=_ROTARY),
+    "q_lora_rank": Turned("--q-lora-rank 3", "losses", on=_LATENT),
+    "kv_lora_rank": Turned("--kv-lora-rank 6", "losses", on=_LATENT),
+    "qk_head_dim": Turned("--qk-head-dim 6", "losses", on=_LATENT),
+    "qk_pos_emb_head_dim": Turned("--qk-pos-emb-head-dim 2", "losses", on=_LATENT),
+    "v_head_dim": Turned("--v-head-dim 3", "losses", on=_LATENT),
+    "attention_latent_norm_epsilon": Turned(
+        "--attention-latent-norm-epsilon 0.5", "losses", on=f"{_LATENT} --qk-layernorm"
+    ),
+    "rope_type": Turned("--rope-type rope", "error", on=_LATENT_YARN, says="contradict"),
+    "rotary_scaling_factor": Turned("--rotary-scaling-factor 40", "losses", on=_LATENT),
+    "mscale": Turned("--mscale 2", "losses", on=_LATENT_YARN),
+    "mscale_all_dim": Turned("--mscale-all-dim 2", "losses", on=_LATENT_YARN),
     "query_pre_attn_scalar": Turned("--query-pre-attn-scalar 2", "losses"),
     "attn_logit_softcapping": Turned("--attn-logit-softcapping 0.1", "losses"),
     "final_logit_softcapping": Turned("--final-logit-softcapping 1", "losses"),
@@ -292,6 +308,11 @@ EXPERTS = {
         "losses",
         on=f"{_FOUR} --moe-router-num-groups 4",
         on_says="go together",
+    ),
+    "moe_router_group_best": Turned(
+        "--moe-router-group-best 2",
+        "losses",
+        on=f"{_FOUR} --moe-router-num-groups 2 --moe-router-group-topk 1",
     ),
     "moe_router_enable_expert_bias": Turned(
         "--moe-router-enable-expert-bias --moe-router-bias-update-rate 0.5",

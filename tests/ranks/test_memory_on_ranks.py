@@ -7,7 +7,7 @@ os.environ.setdefault("DS_ACCELERATOR", "cpu")
 import pytest
 from memory_checks import BOTH, agrees
 from ranks import outcomes_on_ranks, require_passed
-from tiny import GEMMA
+from tiny import GEMMA, LATENT
 
 FULL = ("--recompute-granularity", "full", "--recompute-method")
 
@@ -53,6 +53,20 @@ def sinks_and_clamped_gates(rank: int) -> None:
     agrees("--softmax-type", "learnable", *flags)
 
 
+WIDE_LATENTS = (
+    *(*LATENT, "--q-lora-rank", "40", "--kv-lora-rank", "32", "--qk-head-dim", "16"),
+    *("--qk-pos-emb-head-dim", "8", "--v-head-dim", "12"),
+)
+
+
+def latent_attention(rank: int) -> None:
+    agrees(*WIDE_LATENTS, "--zero-stage", "1")
+
+
+def latent_attention_of_tensor_ranks(rank: int) -> None:
+    agrees(*WIDE_LATENTS, "--tensor-model-parallel-size", "2", "--sequence-parallel", "--bf16")
+
+
 def divided_sequence(rank: int) -> None:
     flags = ("--tensor-model-parallel-size", "2", "--sequence-parallel", "--bf16")
     flags += ("--group-query-attention", "--num-query-groups", "2")
@@ -96,6 +110,8 @@ CHECKS = [
     tensor_parallel,
     gemma,
     sinks_and_clamped_gates,
+    latent_attention,
+    latent_attention_of_tensor_ranks,
     divided_sequence,
     ulysses,
     ring,

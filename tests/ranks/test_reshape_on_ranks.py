@@ -17,6 +17,7 @@ from engines import batches_of, deepspeed_of, engine_of
 from problems import problem
 from ranks import outcomes_on_ranks, require_passed, run_on_ranks
 from step_traffic import json_file
+from tiny import LATENT
 from torch.testing import assert_close
 
 from megatron.checkpointing.manifest import Manifest, record_file
@@ -27,12 +28,12 @@ from megatron.common.errors import CheckpointError
 from megatron.tensor_parallel.sharding import shard_of
 from megatron.training.loop.collectives import all_gather_items, from_rank_0
 
-NETWORK = (
+UNGROUPED = (
     *("--num-layers", "2", "--hidden-size", "16", "--num-attention-heads", "4"),
-    *("--group-query-attention", "--num-query-groups", "2", "--swiglu", "--embed-layernorm"),
     *("--attention-dropout", "0", "--hidden-dropout", "0", "--micro-batch-size", "1"),
-    *("--global-batch-size", "8", "--pad-vocab-size-to", "16"),
+    *("--global-batch-size", "8", "--pad-vocab-size-to", "16", "--swiglu", "--embed-layernorm"),
 )
+NETWORK = (*UNGROUPED, "--group-query-attention", "--num-query-groups", "2")
 TENSOR, PIPELINE = "--tensor-model-parallel-size 2", "--pipeline-model-parallel-size 2"
 EXPERT, ULYSSES = "--moe-expert-parallel-size", "--ds-sequence-parallel-size 2"
 RING, FULL = "--context-parallel-size", "--expert-tensor-parallel-size 1"
@@ -61,6 +62,10 @@ PATHS = {
         *(f"{EXPERT} 4 {TENSOR} {FULL}", f"{EXPERT} 2 {TENSOR} {FULL} --zero-stage 1"),
         *(f"{TENSOR} {PIPELINE} {FULL}", f"{EXPERT} 2 {TENSOR} {PIPELINE} {FULL} --zero-stage 1"),
         *(f"{EXPERT} 2 --expert-tensor-parallel-size 2 --zero-stage 2", ""),
+    ],
+    "fp32 latent": [
+        *(f"{EXPERT} 2 {PIPELINE}", f"{TENSOR} --zero-stage 1", "--zero-stage 3", ""),
+        *(f"{TENSOR} --sequence-parallel {PIPELINE}", f"{ULYSSES} --zero-stage 2"),
     ],
     "bf16 experts": [
         *(f"{EXPERT} 2 {PIPELINE}", f"{EXPERT} 2 {TENSOR} --zero-stage 2"),
@@ -126,11 +131,11 @@ def two_steps(engine, plan, groups):
     return [float(engine.train_batch(batches)) for _ in range(2)]
 
 
-def pass_through(kind, flags, rel, folder):
+def pass_through(kind, flags, rel, folder, network=NETWORK):
     """Save in the first layout of PATHS[kind], then load and save in each of the others."""
     layouts = [layout.split() for layout in PATHS[kind]]
     end_groups()
-    engine, plan, groups = engine_of(*NETWORK, *flags, *layouts[0])
+    engine, plan, groups = engine_of(*network, *flags, *layouts[0])
     two_steps(engine, plan, groups)
     manifest = saved(engine, plan, folder, "0")
     expected = numbers(read_sharded(folder / "0", manifest))
@@ -142,7 +147,7 @@ def pass_through(kind, flags, rel, folder):
         whole = read_sharded(folder / str(number - 1), manifest, verify=False)
         assert whole.counters["global_steps"] == 2
         end_groups()
-        engine, plan, groups = engine_of(*NETWORK, *flags, *layout)
+        engine, plan, groups = engine_of(*network, *flags, *layout)
         engine.load_full(whole)
         manifest = saved(engine, plan, folder, str(number))
         require_equal(numbers(read_sharded(folder / str(number), manifest)), expected, layout)
@@ -172,6 +177,12 @@ def experts_pass_through_layouts(rank):
         pass_through("fp32 experts", [*experts, *biased], 1e-5, folder)
     with shared_folder() as folder:
         pass_through("bf16 experts", [*experts, "--moe-grouped-gemm", "--bf16"], 1e-2, folder)
+
+
+def latent_attention_passes_through_layouts(rank):
+    experts = ["--num-experts", "4", "--moe-layer-freq", "[0,1]", "--disable-moe-token-dropping"]
+    with shared_folder() as folder:
+        pass_through("fp32 latent", [*LATENT, *experts], 1e-5, folder, UNGROUPED)
 
 
 def a_dynamic_loss_scale_passes_through_layouts(rank):
@@ -299,6 +310,7 @@ CHECKS = [
     a_state_in_32_bits_passes_through_layouts,
     a_state_in_16_bits_passes_through_layouts,
     experts_pass_through_layouts,
+    latent_attention_passes_through_layouts,
     weights_alone_frozen_ones_and_other_padding_are_reshaped,
     a_dynamic_loss_scale_passes_through_layouts,
 ]

@@ -9,7 +9,7 @@ from communication import hidden_share, record_communication
 from deepspeed.accelerator import get_accelerator
 from engines import DOCUMENTS, batches_of, engine_of, trained
 from ranks import outcomes_on_ranks, require_passed
-from tiny import GEMMA
+from tiny import GEMMA, LATENT
 from torch.testing import assert_close
 
 from megatron.model.layers import sequence_attention
@@ -42,6 +42,7 @@ def divided_sequences_train_as_whole_ones(rank):
         ("--zero-stage", "2", "--checkpoint-activations"),
         ("--zero-stage", "3", "--recompute-activations"),
         (*GEMMA, "--zero-stage", "1", "--recompute-activations"),
+        (*LATENT, "--zero-stage", "3", "--checkpoint-activations"),
         ("--group-query-attention", "--zero-stage", "1"),  # of one group
     ):
         require_close(
@@ -74,6 +75,7 @@ def exchanged_heads_train_as_whole_sequences(rank):
         ("--zero-stage", "2"),
         ("--zero-stage", "3", "--checkpoint-activations"),
         (*GEMMA, "--zero-stage", "1"),
+        (*LATENT, "--zero-stage", "1", "--recompute-activations"),
     ):
         found = trained(*SGD, *ULYSSES, *flags, *DOCUMENTS)
         require_close(found, trained(*SGD, *flags, *DOCUMENTS), rtol=1e-4, atol=1e-5)
@@ -201,6 +203,7 @@ def ring_attention_trains_as_whole_sequences(rank):
         ("--zero-stage", "2", *grouped, "--position-embedding-type", "rotary", *DOCUMENTS),
         (*even, "--zero-stage", "3", "--checkpoint-activations", "--window-size", "3", *DOCUMENTS),
         (*GEMMA, "--zero-stage", "1"),
+        (*LATENT, "--zero-stage", "1"),
     ):
         found = trained(*SGD, *RING, *flags)
         require_close(found, trained(*SGD, *flags), rtol=1e-4, atol=1e-5)

@@ -51,6 +51,8 @@ def main(argv: Sequence[str]) -> None:
         print("only the language model was imported, not the image encoder")
     if imported.absent:
         print(f"not in the files, so with initial weights: {', '.join(imported.absent)}")
+    if imported.leaves_predictions:
+        print("layers of multi-token prediction were left out: --with-mtp imports them")
     for measured in imported.measured:
         print(measured)
     print(f"flags of {imported.script}:")

@@ -93,6 +93,7 @@ class ImportResult:
         flags: of `script`, for this network and tokenizer.
         is_text_part: whether only the language model of a multimodal one was imported.
         absent: modules that the files do not hold, which have initial weights.
+        leaves_predictions: whether the files have layers of multi-token prediction that were left out.
     """
 
     folder: Path
@@ -101,6 +102,7 @@ class ImportResult:
     script: str
     is_text_part: bool = False
     absent: Sequence[str] = ()
+    leaves_predictions: bool = False
 
 
 def import_model(source: Path, directory: Path, options: ImportOptions) -> ImportResult:
@@ -133,6 +135,7 @@ def import_model(source: Path, directory: Path, options: ImportOptions) -> Impor
         description.script,
         description.is_text_part,
         _absent(description),
+        _leaves_predictions(source, description),
     )
 
 
@@ -142,6 +145,13 @@ def _absent(description: "ModelDescription") -> list[str]:
     names = ParameterNames.of(spec)
     modules = {names.module(name).rpartition(".")[0] for name in parameters_of(spec)}
     return sorted(modules.intersection(description.family.absent))
+
+
+def _leaves_predictions(source: Path, description: "ModelDescription") -> bool:
+    """Whether the files have layers of multi-token prediction, and the network has none."""
+    spec = description.plan.model
+    with Reader(source) as reader:
+        return not spec.prediction and any(map(description.family.left_out(spec), reader.names))
 
 
 @dataclass(frozen=True, kw_only=True)

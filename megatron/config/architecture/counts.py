@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from megatron.config.architecture.attention_form import attention_form
 from megatron.config.network.experts import MoESpec
 from megatron.config.network.model_spec import ModelSpec
 from megatron.config.parallelism.recompute_plan import RecomputePlan
@@ -52,16 +53,14 @@ def block_weights(spec: ModelSpec, number: int, *, tensor: int, expert: int = 1)
 
 
 def attention_weights(spec: ModelSpec, tensor: int) -> int:
-    """Return the weights of attention on one of `tensor` ranks, with the norms of queries and keys."""
-    width, heads = spec.hidden_size, spec.attention.query_features
-    qkv = heads + 2 * spec.attention.key_features
-    divided = width * (qkv + heads) + (qkv if spec.attention.qkv_bias else 0)
-    if spec.attention.softmax_type == "learnable":
-        divided += spec.attention.num_attention_heads
-    norms = 2 * norm_width(spec, spec.attention.head_dim) if spec.norm.qk_layernorm else 0
+    """Return the weights of attention on one of `tensor` ranks, with the norms in it."""
+    form = attention_form(spec)
+    norms = sum(norm_width(spec, width) for width in form.norms)
     if spec.norm.qk_norm_across_heads:
-        norms = (heads + spec.attention.key_features) // tensor
-    return divided // tensor + (width if spec.attention_output_bias else 0) + norms
+        norms = (spec.attention.query_features + spec.attention.key_features) // tensor
+    has_sinks = spec.attention.softmax_type == "learnable"
+    sinks = spec.attention.num_attention_heads // tensor if has_sinks else 0
+    return sum(product.weights(tensor) for product in form.products) + norms + sinks
 
 
 def mlp_weights(spec: ModelSpec, tensor: int, *, features: int = 0) -> int:
@@ -122,7 +121,7 @@ def stack_flops(
     s = spec.seq_length
     numbers = range(1, spec.num_layers + 1) if numbers is None else numbers
     visible = sum(min(s, spec.attention.window_of(number) or s) for number in numbers)
-    attention = 2 * spec.attention.query_features * visible
+    attention = core_features(spec) * visible
     forward = (
         len(numbers) * attention_matrices(spec)
         + attention
@@ -147,13 +146,17 @@ def _mlp_products(spec: ModelSpec, number: int) -> int:
 
 
 def attention_matrices(spec: ModelSpec) -> int:
-    """Return the weights of the two matrices of attention."""
-    heads = spec.attention.query_features
-    return spec.hidden_size * (2 * heads + 2 * spec.attention.key_features)
+    """Return the weights of the matrices of attention."""
+    return sum(product.matrix for product in attention_form(spec).products)
+
+
+def core_features(spec: ModelSpec) -> int:
+    """Return the features, over all heads, of a key and a value of attention's core."""
+    return spec.attention.query_features + attention_form(spec).value_features
 
 
 def key_matrices(spec: ModelSpec) -> int:
-    """Return the weights of them that make keys and values."""
+    """Return the weights of the matrices of multi-head attention that make keys and values."""
     return 2 * spec.attention.key_features * spec.hidden_size
 
 

@@ -122,17 +122,25 @@ def _routing_problems(experts: ExpertConfig, fewest: int) -> Iterator[str]:
 def _group_problems(experts: ExpertConfig, fewest: int) -> Iterator[str]:
     """Yield problems of expert groups (group-limited routing)."""
     groups, used = experts.moe_router_num_groups, experts.moe_router_group_topk
+    best = experts.moe_router_group_best
     if (groups is None) != (used is None):
         yield "--moe-router-num-groups and --moe-router-group-topk go together: give both"
     if groups is None or used is None:
+        if best is not None:
+            yield f"--moe-router-group-best {best} needs --moe-router-num-groups"
         return
     chosen = experts_per_token(experts)
     if fewest % groups:
         yield f"--moe-router-num-groups {groups} does not divide --num-experts {fewest}"
-    elif used > groups or chosen > used * (fewest // groups) or chosen % used:
+    elif used > groups or chosen > used * (fewest // groups) or (best is None and chosen % used):
         yield (
             f"--moe-router-group-topk {used} does not fit: it is at most the {groups} groups, divides "
-            f"--moe-router-topk {chosen}, and so many groups have at least as many experts"
+            f"--moe-router-topk {chosen} unless --moe-router-group-best is given, and so many groups "
+            "have at least as many experts"
+        )
+    elif best is not None and best > fewest // groups:
+        yield (
+            f"--moe-router-group-best {best} is more than the {fewest // groups} experts of a group"
         )
 
 

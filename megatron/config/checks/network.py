@@ -8,6 +8,7 @@ from megatron.config.checks.pipeline import split_backward_problems
 from megatron.config.checks.sequence import ring_problems
 from megatron.config.checks.start import Start
 from megatron.config.network.kernels import kernels_problems
+from megatron.config.network.latent_problems import latent_problems
 from megatron.config.network.lora import lora_problems
 from megatron.config.network.model_problems import model_problems
 from megatron.config.network.model_resolution import position_of
@@ -23,6 +24,7 @@ def network_problems(start: Start) -> Iterator[str]:
     config = start.config
     tensor = max(1, config.parallel.tensor_model_parallel_size)
     yield from model_problems(config.model, tensor=tensor)
+    yield from latent_problems(config.model, config.kernels, config.lora)
     yield from lora_problems(
         config.lora, num_experts=config.experts.num_experts, bitfit=config.optimizer.bitfit
     )

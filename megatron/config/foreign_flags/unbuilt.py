@@ -3,12 +3,10 @@
 from megatron.config.foreign_flags.tables import accepted, read_as, refused
 
 NETWORK_FLAGS = (
+    *accepted("generation always caches the latents of latent attention", "cache-mla-latents"),
     *refused(
-        "multi-head latent attention is not built; leave its flags out, and write "
-        "--group-query-attention --num-query-groups N to make keys and values smaller",
-        """multi-latent-attention q-lora-rank kv-lora-rank qk-head-dim qk-pos-emb-head-dim v-head-dim
-        rope-type rotary-scaling-factor mscale mscale-all-dim cache-mla-latents
-        attention-latent-norm-epsilon output-projection-groups output-projection-lora-rank""",
+        "attention's output layer is one matrix; leave this flag out",
+        "output-projection-groups output-projection-lora-rank",
     ),
     *refused(
         "linear and indexed attention are not built: every layer has softmax attention; leave this "

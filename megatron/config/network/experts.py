@@ -69,6 +69,10 @@ class ExpertConfig:
     )
     """Number of expert groups that each token is routed to."""
 
+    moe_router_group_best: int | None = setting(None, at_least=1, plan="model.router_group_best")
+    """Experts whose scores, the best of a group, add up to the score of the group: 1 in DeepSeek-V2, 2
+    in DeepSeek-V3 (default: --moe-router-topk / --moe-router-group-topk, as in Megatron-LM)."""
+
     moe_router_enable_expert_bias: bool = setting(False, plan="model.router_bias")
     """Balance without an auxiliary loss: choose experts by their scores plus a bias, which each
     step raises for idle experts and lowers for busy ones. Needs sigmoid scores."""
@@ -161,6 +165,7 @@ class MoESpec:
     router_groups: int = 0  # of experts, of which a token uses some; 0: there are none
     router_groups_per_token: int = 0
     router_linear_bias: bool = False  # of the products that scores are computed from
+    router_group_best: int = 0  # experts of a group whose scores are its own; 0: its share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,7 +246,14 @@ def moe_spec(experts: ExpertConfig, num_experts: tuple[int, ...]) -> MoESpec | N
         router_groups=experts.moe_router_num_groups or 0,
         router_groups_per_token=experts.moe_router_group_topk or 0,
         router_linear_bias=experts.moe_router_linear_bias,
+        router_group_best=_group_best(experts),
     )
+
+
+def _group_best(experts: ExpertConfig) -> int:
+    """Return the experts whose scores are the score of a group; 0 for the share of each group."""
+    given, groups = experts.moe_router_group_best or 0, experts.moe_router_group_topk or 1
+    return 0 if given * groups == experts_per_token(experts) else given
 
 
 def plan_experts(experts: ExpertConfig) -> ExpertPlan:

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from megatron.common.registry import ACTIVATIONS, NORMS, POSITION_EMBEDDINGS
+from megatron.config.network.latent import LatentConfig
 from megatron.config.parsing.declaration import setting
 
 GatedActivation = Literal["geglu", "geglu_tanh", "liglu", "quick_geglu", "reglu", "swiglu"]
@@ -12,7 +13,7 @@ GATED = get_args(GatedActivation)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig:
+class ModelConfig(LatentConfig):
     """The network."""
 
     num_layers: int = setting(at_least=1, older=("--encoder-num-layers",), megatron_lm=True)

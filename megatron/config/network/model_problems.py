@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterator, Mapping
 
 from megatron.config.data.masks import MaskConfig
+from megatron.config.network.latent import LatentSpec
 from megatron.config.network.layer_pattern import unrotated_layers, window_of
 from megatron.config.network.model import GATED, ModelConfig
 from megatron.config.network.model_resolution import (
@@ -13,6 +14,8 @@ from megatron.config.network.model_resolution import (
     head_dim_of,
     num_query_groups_of,
     position_of,
+    rotary_dim_of,
+    stretched,
     turns_of,
 )
 from megatron.config.network.model_spec import ModelSpec
@@ -32,7 +35,7 @@ def model_problems(model: ModelConfig, *, tensor: int) -> Iterator[str]:
     if ffn_hidden_size_of(model) % tensor:
         yield _indivisible("--ffn-hidden-size", ffn_hidden_size_of(model), tensor)
     yield from _position_problems(model)
-    yield from _stretching_problems(model)
+    yield from _stretching_problems(stretched(model))
     yield from _activation_problems(model)
     yield from _norm_problems(model, tensor)
     if model.parallel_residual and model.apply_residual_connection_post_layernorm:
@@ -138,7 +141,8 @@ _DIVIDED = (
 
 def _attention_problems(model: ModelConfig, tensor: int) -> Iterator[str]:
     heads, groups = model.num_attention_heads, num_query_groups_of(model)
-    if model.kv_channels is None and model.hidden_size % heads:
+    derives = model.kv_channels is None and not model.multi_latent_attention
+    if derives and model.hidden_size % heads:
         yield (
             f"--hidden-size {model.hidden_size} is not a multiple of --num-attention-heads "
             f"{heads}; change one of them or give --kv-channels"
@@ -153,8 +157,7 @@ def _attention_problems(model: ModelConfig, tensor: int) -> Iterator[str]:
             "every group has as many heads as the others"
         )
     elif not heads % tensor:
-        head_dim = model.kv_channels or model.hidden_size // heads
-        yield from query_group_problems(groups, head_dim, tensor)
+        yield from query_group_problems(groups, head_dim_of(model), tensor)
     try:
         window_of(model.window_size)
     except ValueError:
@@ -276,8 +279,10 @@ def _rotary_problems(model: ModelConfig) -> Iterator[str]:
         unrotated_layers(model.no_rope_freq, model.num_layers)
     except ValueError as error:
         yield str(error)
+    if model.multi_latent_attention:  # which has a size of its own for turned features
+        return
     percent, head_dim = model.rotary_percent, head_dim_of(model)
-    turned = int(head_dim * percent)
+    turned = rotary_dim_of(model)
     if 0 < percent <= 1 and (turned < 2 or turned % 2):
         yield (
             f"--rotary-percent {percent} of {head_dim} features per head are {turned}: rotary "
@@ -349,10 +354,15 @@ def fp8_size_problems(precision: PrecisionConfig, spec: ModelSpec, *, tensor: in
     if precision.fp8_format is None:
         return
     queries, keys = spec.attention.query_features, spec.attention.key_features
+    latent = spec.part(LatentSpec)
     sizes = {
         "--hidden-size": spec.hidden_size,
         "features of queries, keys and values": (queries + 2 * keys) // tensor,
         "features of heads": queries // tensor,
+        "features of values": spec.attention.num_attention_heads * spec.value_dim // tensor,
+        "--q-lora-rank": latent.q_lora_rank,
+        "--kv-lora-rank": latent.kv_lora_rank,
+        "--qk-pos-emb-head-dim": latent.qk_pos_emb_head_dim,
         "--ffn-hidden-size": spec.mlp.ffn_hidden_size // tensor,
     }
     for name, size in sizes.items():

@@ -1,11 +1,13 @@
 """Resolution of the network: the ModelSpec that its flags decide."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from megatron.common.registry import POSITION_EMBEDDINGS
 from megatron.config.data.tokenizer import TokenizerConfig, padded_vocab_size, true_vocab_size
 from megatron.config.network.experts import ExpertConfig, moe_spec
+from megatron.config.network.latent import TRAINED_LENGTH, LatentSpec, yarn_scale
 from megatron.config.network.layer_pattern import (
     experts_of_layers,
     unrotated_layers,
@@ -66,6 +68,7 @@ def resolve_model(
             left_at_default=["mlp_layout"],
         ),
         moe=moe_spec(experts, experts_of_layers(experts, model.num_layers)),
+        latent=_latent_spec(model),
         lora=lora_spec(lora),
         prediction=prediction_spec(prediction),
         init="xavier_uniform" if model.init_method_xavier_uniform else "normal",
@@ -74,7 +77,7 @@ def resolve_model(
 
 
 def _attention_spec(model: ModelConfig) -> AttentionSpec:
-    scalar = model.query_pre_attn_scalar
+    scalar = query_scalar_of(model)
     return resolve(
         AttentionSpec,
         "model",
@@ -87,6 +90,29 @@ def _attention_spec(model: ModelConfig) -> AttentionSpec:
         qkv_bias=_attention_bias(model) or model.add_qkv_bias,
         attention_bias_apart=_attention_bias(model) != model.add_bias_linear,
         left_at_default=("attention", "qkv_layout"),
+    )
+
+
+def query_scalar_of(model: ModelConfig) -> float | None:
+    """Return the number whose square root divides the scores; None for the features per head.
+
+    YaRN multiplies both sides of each score by a scale in latent attention.
+    """
+    given, positions = model.query_pre_attn_scalar, stretched(model)
+    if not positions.use_rope_scaling or positions.rope_scaling_type != "yarn":
+        return given
+    scale = yarn_scale(positions.rope_scaling_factor, model.mscale_all_dim)
+    return given if scale == 1 else (given or head_dim_of(model)) / scale**4
+
+
+def _latent_spec(model: ModelConfig) -> LatentSpec | None:
+    if not model.multi_latent_attention:
+        return None
+    return resolve(
+        LatentSpec,
+        "model",
+        model,
+        latent_norm_epsilon=model.attention_latent_norm_epsilon or model.norm_epsilon,
     )
 
 
@@ -116,7 +142,7 @@ def _position_spec(model: ModelConfig) -> PositionSpec:
     turning: dict[str, Any] = {"rotary_dim": 0, "rotary_base": 0.0, "rotary_interpolation": 1.0}
     if kind == "rotary":
         turning = {
-            "rotary_dim": int(head_dim_of(model) * model.rotary_percent),
+            "rotary_dim": rotary_dim_of(model),
             "rotary_base": model.rotary_base,
             "rotary_local_base": model.rotary_local_base or 0.0,
             "unrotated_layers": unrotated_layers(model.no_rope_freq, model.num_layers),
@@ -136,6 +162,7 @@ def _attention_bias(model: ModelConfig) -> bool:
 
 def _stretching(model: ModelConfig) -> dict[str, Any]:
     """Return the RoPE scaling of the network, as fields of PositionSpec."""
+    model = stretched(model)
     if not model.use_rope_scaling or model.rope_scaling_factor == 1:
         return {}
     factor, rule = model.rope_scaling_factor, model.rope_scaling_type
@@ -147,7 +174,8 @@ def _stretching(model: ModelConfig) -> dict[str, Any]:
         flags |= {"rope_low_freq_factor": low, "rope_high_freq_factor": high}
     given: dict[str, Any] = {name: value for name, value in flags.items() if value is not None}
     if rule == "yarn":
-        length_factor = 0.1 * math.log(factor) + 1
+        scores = yarn_scale(factor, model.mscale_all_dim)
+        length_factor = yarn_scale(factor, model.mscale) / scores
         given["rope_attention_factor"] = model.rope_attention_factor or length_factor
         given["rope_truncation"] = model.rope_truncation
     if rule == "longrope":
@@ -157,6 +185,21 @@ def _stretching(model: ModelConfig) -> dict[str, Any]:
         given["rope_short_factors"] = tuple(model.rope_short_factors or ())
         given["rope_long_factors"] = tuple(model.rope_long_factors or ())
     return {"rope_scaling": factor, "rope_rule": rule, **given}
+
+
+def stretched(model: ModelConfig) -> ModelConfig:
+    """Return the flags with --rotary-scaling-factor of latent attention spelled out."""
+    factor = model.rotary_scaling_factor
+    if not model.multi_latent_attention or model.rope_type == "rope" or factor <= 1:
+        return model
+    return replace(
+        model,
+        use_rope_scaling=True,
+        rope_scaling_type="yarn",
+        rope_scaling_factor=factor,
+        rope_original_max_position_embeddings=model.rope_original_max_position_embeddings
+        or TRAINED_LENGTH,
+    )
 
 
 def turns_of(model: ModelConfig) -> tuple[float, float]:
@@ -172,8 +215,17 @@ def ffn_hidden_size_of(model: ModelConfig) -> int:
 
 
 def head_dim_of(model: ModelConfig) -> int:
-    """Return the features per attention head."""
+    """Return the features per attention head, of queries and keys."""
+    if model.multi_latent_attention:
+        return model.qk_head_dim + model.qk_pos_emb_head_dim
     return model.kv_channels or model.hidden_size // max(1, model.num_attention_heads)
+
+
+def rotary_dim_of(model: ModelConfig) -> int:
+    """Return the features of a head that rotary positions turn."""
+    if model.multi_latent_attention:
+        return model.qk_pos_emb_head_dim
+    return int(head_dim_of(model) * model.rotary_percent)
 
 
 def num_query_groups_of(model: ModelConfig) -> int:

@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeVar
 from megatron.common.errors import CheckpointError
 from megatron.common.registry import HEADS, NETWORKS
 from megatron.config.network.experts import MoESpec
+from megatron.config.network.latent import LatentSpec
 from megatron.config.network.lora import LoraSpec
 from megatron.config.network.model import (
     AttentionSpec,
@@ -47,6 +48,7 @@ class ModelSpec:
     parallel_residual: bool = False  # attention and MLP read the same, and both are added to it
     residual_multiplier: float = 1.0  # of the outputs of attention and MLP, when they are added
     moe: MoESpec | None = None
+    latent: LatentSpec | None = None
     lora: LoraSpec | None = None
     prediction: PredictionSpec | None = None
     own_flags: tuple[tuple[str, Any], ...] = ()  # of parts of plugins
@@ -58,6 +60,11 @@ class ModelSpec:
         """Return the part of a class; its defaults, which stand for its absence, without it."""
         found = (part for part in vars(self).values() if isinstance(part, kind))
         return next(found, None) or kind()
+
+    @property
+    def value_dim(self) -> int:
+        """Features of a head's values."""
+        return self.latent.v_head_dim if self.latent else self.attention.head_dim
 
     @property
     def attention_output_bias(self) -> bool:
@@ -170,10 +177,11 @@ _PARTS: Mapping[str, type] = {
     "norm": NormSpec,
     "mlp": MLPSpec,
     "moe": MoESpec,
+    "latent": LatentSpec,
     "lora": LoraSpec,
     "prediction": PredictionSpec,
 }
-_OPTIONAL = ("moe", "lora", "prediction")
+_OPTIONAL = ("moe", "latent", "lora", "prediction")
 _HOLD_PARTS = (*_PARTS, "own", "head")
 _NO_PART: Mapping[str, Any] = {
     **{"num_decoder_layers": 0, "decoder_seq_length": 0},

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -70,7 +71,7 @@ class ParallelAttention(nn.Module):
             sinks = torch.zeros(self.local_groups * self.queries_per_group)
             self.sinks = mark_sharded(nn.Parameter(sinks), 0, parts.group)
         self.dense = RowParallelLinear(
-            attention.query_features,
+            heads * spec.value_dim,
             spec.hidden_size,
             has_bias=spec.attention_output_bias,
             adapter=adapter_of(spec, "dense", parts.rng),
@@ -78,7 +79,7 @@ class ParallelAttention(nn.Module):
             **parts.division,
         )
         if spec.norm.qk_layernorm:
-            self.q_layernorm, self.k_layernorm = query_key_norms(spec, parts.group, parts.kernels)
+            self.build_norms()
 
     def build_core(self, number: int) -> Attend:
         """Return the core attention kernel."""
@@ -92,6 +93,11 @@ class ParallelAttention(nn.Module):
         self.query_key_value = self.input_layer(
             attention.query_features + 2 * attention.key_features
         )
+
+    def build_norms(self) -> None:
+        """Build the norms of queries and keys."""
+        norms = query_key_norms(self.spec, self.group, self.kernels)
+        self.q_layernorm, self.k_layernorm = norms
 
     def input_layer(self, features: int) -> nn.Module:
         """Build a column-parallel layer that projects its input to `features` of heads."""
@@ -198,25 +204,22 @@ class ParallelAttention(nn.Module):
         relative: RelativePositions | None = None,
     ) -> Tensor:
         """Compute core attention, between the linear layers: the mixed values [b, a, s, d]."""
-        drop = self.spec.attention.attention_dropout if self.training else 0.0
-        with self.rng.fork() if drop else nullcontext():
-            return self.core_attention(
-                query,
-                key,
-                value,
-                ScoreOptions(
-                    mask=mask,
-                    scale=self.spec.attention.scale,
-                    softcap=self.spec.attention.attention_softcap,
-                    slopes_a=slopes_a,
-                    sinks_a=self._sinks(query),
-                    bias=bias,
-                    relative=relative,
-                    layer_scaling=self.layer_scaling,
-                    dropout=drop,
-                    kernels=self.kernels,
-                ),
-            )
+        how = self.score_options(query, mask, bias=bias, slopes_a=slopes_a, relative=relative)
+        with self.rng.fork() if how.dropout else nullcontext():
+            return self.core_attention(query, key, value, how)
+
+    def score_options(self, query: Tensor, mask: Mask, **biases: Any) -> ScoreOptions:
+        """Return how scores are computed; `biases` are bias, slopes_a and relative of ScoreOptions."""
+        return ScoreOptions(
+            mask=mask,
+            scale=self.spec.attention.scale,
+            softcap=self.spec.attention.attention_softcap,
+            sinks_a=self._sinks(query),
+            layer_scaling=self.layer_scaling,
+            dropout=self.spec.attention.attention_dropout if self.training else 0.0,
+            kernels=self.kernels,
+            **biases,
+        )
 
     def _sinks(self, query: Tensor) -> Tensor | None:
         """Return the attention sinks of this rank's heads; None for ordinary softmax."""

@@ -138,8 +138,8 @@ class Attend(Protocol):
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, how: ScoreOptions) -> Tensor:
         """Return the mixed values.
 
-        Shapes: query [b, a, sq, d], key and value [b, g, sk, d], where g divides a: queries
-        come in g groups that share a key -> [b, a, sq, d].
+        Shapes: query [b, a, sq, d], key [b, g, sk, d], value [b, g, sk, v], where g divides a:
+        queries come in g groups that share a key -> [b, a, sq, v].
         Randomness: draws from the stream that is current, when values are dropped.
         """
         ...
@@ -153,6 +153,9 @@ def sdpa_attention(query: Tensor, key: Tensor, value: Tensor, how: ScoreOptions)
     """
     if how.softcap or how.sinks_a is not None:
         return explicit_attention(query, key, value, how)
+    if key.size(-1) != value.size(-1) and key.device.type == "cpu":
+        # Its kernel has one width; PyTorch would write all scores down.
+        return in_one_width(sdpa_attention, query, key, value, how)
     sq, sk = query.size(2), key.size(2)
     unbiased = how.bias is None and how.slopes_a is None
     causal = how.mask.causal and how.mask.is_plain and sq == sk and unbiased
@@ -173,6 +176,17 @@ def sdpa_attention(query: Tensor, key: Tensor, value: Tensor, how: ScoreOptions)
         scale=how.scale,
         enable_gqa=query.size(1) != key.size(1),
     )
+
+
+def in_one_width(
+    attend: Attend, query: Tensor, key: Tensor, value: Tensor, how: ScoreOptions
+) -> Tensor:
+    """Attend by a kernel whose keys and values have as many features, padded with zeros."""
+    width, features = max(key.size(-1), value.size(-1)), value.size(-1)
+    query, key, value = (
+        F.pad(x, (0, width - x.size(-1))) if x.size(-1) < width else x for x in (query, key, value)
+    )
+    return attend(query, key, value, how)[..., :features]
 
 
 @ATTENTIONS.register("fused-softmax")

@@ -7,7 +7,12 @@ from torch import Tensor
 from megatron.common.registry import ATTENTIONS
 from megatron.fused_kernels.flash_attention import flash_attention
 from megatron.fused_kernels.flex_attention import block_mask, flex_attention
-from megatron.model.layers.attention_kernels import Mask, ScoreOptions, sdpa_attention
+from megatron.model.layers.attention_kernels import (
+    Mask,
+    ScoreOptions,
+    in_one_width,
+    sdpa_attention,
+)
 from megatron.model.layers.layer_input import once
 
 if TYPE_CHECKING:
@@ -23,6 +28,8 @@ def flash_or_other_attention(
     The package has no spans, no bias and no sinks. Its ALiBi falls with the distance in both directions, which is the
     ALiBi of this program when keys after the query are masked.
     """
+    if key.size(-1) != value.size(-1):
+        return in_one_width(flash_or_other_attention, query, key, value, how)
     has_slopes = how.slopes_a is not None
     limited = any(x is not None for x in (how.mask.spans_bs2, how.bias, how.sinks_a))
     if limited or (has_slopes and not how.mask.causal):

@@ -156,6 +156,7 @@ def norm_layer(
     *,
     kernels: Kernels,
     width: int | None = None,
+    eps: float | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> Layer:
     """Return the norm of a network, of `width` features or of the residual stream."""
@@ -163,7 +164,7 @@ def norm_layer(
         NORMS.get(spec.norm.normalization, spec.own_flags),
         {
             "width": width or spec.hidden_size,
-            "eps": spec.norm.norm_epsilon,
+            "eps": eps or spec.norm.norm_epsilon,
             "around_one": spec.norm.layernorm_1p,
             "group": group,
             "kernels": kernels,

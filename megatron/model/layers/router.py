@@ -155,7 +155,8 @@ class Router(nn.Module):
         """Exclude the experts of all groups except the groups with the best experts."""
         moe = self.moe
         by_group = scores.unflatten(1, (moe.router_groups, -1))
-        counted = moe.experts_per_token // moe.router_groups_per_token
+        share = moe.experts_per_token // moe.router_groups_per_token
+        counted = moe.router_group_best or share
         group_scores = by_group.topk(counted).values.sum(-1)
         best = group_scores.topk(moe.router_groups_per_token).indices
         kept = torch.zeros_like(group_scores, dtype=torch.bool).scatter(1, best, True)

@@ -17,7 +17,7 @@ from megatron.fused_kernels.attention_blocks import (
     block_gradients,
     takes_flash_in_ring,
 )
-from megatron.model.layers.attention_kernels import Attend, Mask, ScoreOptions
+from megatron.model.layers.attention_kernels import Attend, Mask, ScoreOptions, in_one_width
 from megatron.model.layers.layer_input import once
 from megatron.tensor_parallel.collectives import all_to_all, start_ring
 from megatron.tensor_parallel.topology import zigzag_chunks
@@ -60,6 +60,8 @@ class RingAttention:
         Raises:
             ValueError: biases of relative positions, which it does not have.
         """
+        if key.size(-1) != value.size(-1):
+            return in_one_width(self, query, key, value, how)
         if how.bias is not None:
             raise ValueError("ring attention has no biases of relative positions")
         scoring = Scoring(

@@ -3,8 +3,9 @@
 from torch import Tensor, nn
 
 from megatron.config.network.model_spec import ModelSpec
-from megatron.model.layers.attention import ParallelAttention, ParallelCrossAttention
+from megatron.model.layers.attention import ParallelCrossAttention
 from megatron.model.layers.experts import build_mlp
+from megatron.model.layers.latent_attention import build_attention
 from megatron.model.layers.layer_input import LayerInput
 from megatron.model.layers.layer_list import Block
 from megatron.model.layers.norms import fuses_sum, norm_layer, residual_and_norm
@@ -39,7 +40,7 @@ class ParallelTransformerLayerPipe(Block):
         self.spec, self.kernels, self.number = spec, parts.kernels, number
         norm = norm_layer(spec, kernels=parts.kernels)
         self.input_layernorm = norm.build() if spec.norm.input_norm else nn.Identity()
-        self.self_attention = ParallelAttention(spec, parts, number=number)
+        self.self_attention = build_attention(spec, parts, number=number)
         self.post_attention_layernorm = norm.build() if spec.norm.input_norm else nn.Identity()
         self.mlp = build_mlp(spec, parts, number=number)
         if spec.norm.sandwich_norm:

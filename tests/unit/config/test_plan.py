@@ -28,7 +28,7 @@ def nones(decided, name="plan"):
 
 
 def test_nothing_stays_undecided_but_parts_that_a_gpt_lacks():
-    parts = ("moe", "lora", "prediction", "own", "head")
+    parts = ("moe", "latent", "lora", "prediction", "own", "head")
     own = [f"plan.model.{part}" for part in parts]
     assert [*nones(tiny_plan())] == [*own, "plan.data.cut", "plan.objective.own"]
 

@@ -14,6 +14,11 @@ PREDICTIONS = [
     LLAMA | {"prediction_depths": 2, "prediction_repeated": True, "tied_embeddings": True},
     ROTARY | {"prediction_depths": 1, "num_experts": (1, 2), "experts_per_token": 1},
 ]
+LATENT = {
+    **{"position_embedding": "rotary", "rotary_dim": 2, "num_query_groups": 2},
+    **{"kv_lora_rank": 7, "q_lora_rank": 5, "qk_pos_emb_head_dim": 2, "v_head_dim": 3},
+    "latent_norm_epsilon": 1e-6,
+}
 
 
 @pytest.mark.parametrize(
@@ -25,6 +30,9 @@ PREDICTIONS = [
         {"num_layers": 24, "hidden_size": 1024, "ffn_hidden_size": 4096, "head_dim": 512},
         *OPTIONS.values(),
         *PREDICTIONS,
+        LATENT,
+        LATENT | {"q_lora_rank": 0, "qkv_bias": False, "linear_bias": False},
+        LATENT | {"normalization": "RMSNorm", "qk_layernorm": True, "num_layers": 3},
     ],
     ids=str,
 )

@@ -6,6 +6,11 @@ from megatron.checkpointing.hugging_face.families.gemma import GEMMA, GEMMA2, GE
 from megatron.checkpointing.hugging_face.families.gpt2 import GPT2
 from megatron.checkpointing.hugging_face.families.gpt_neox import GPT_NEOX
 from megatron.checkpointing.hugging_face.families.gpt_oss import GPT_OSS
+from megatron.checkpointing.hugging_face.families.latent import (
+    DEEPSEEK_V2,
+    DEEPSEEK_V3,
+    GLM4_MOE_LITE,
+)
 from megatron.checkpointing.hugging_face.families.llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from megatron.checkpointing.hugging_face.families.llama_kin import (
     ERNIE,
@@ -40,7 +45,7 @@ DECODERS = (
 def decoders() -> tuple[Family, ...]:
     """Return the architectures of GPTs."""
     mixtures = (MIXTRAL, QWEN2_MOE, QWEN3_MOE, DOTS1, GLM4_MOE, GPT_OSS)
-    return (*mixtures, *DECODERS, ERNIE, GRANITE)
+    return (*mixtures, DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE, *DECODERS, ERNIE, GRANITE)
 
 
 def all_families() -> list[Family]:

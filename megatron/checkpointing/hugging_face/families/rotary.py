@@ -1,11 +1,11 @@
 """Rotary position embeddings in config.json, in the older keys that all versions of transformers read."""
 
-import math
 from typing import Any
 
 from megatron.checkpointing.expressed import Allowed
 from megatron.checkpointing.hugging_face.families.family import HuggingFaceConfig
 from megatron.common.errors import CheckpointError
+from megatron.config.network.latent import yarn_scale
 from megatron.config.network.model_spec import ModelSpec
 from megatron.config.parsing.files import Values
 
@@ -127,14 +127,10 @@ def _yarn_values(rope: dict[str, Any], positions: int) -> Values:
     attention = rope.get("attention_factor")
     numerator, denominator = rope.get("mscale"), rope.get("mscale_all_dim")
     if attention is None and numerator and denominator:
-        attention = _yarn_mscale(factor, numerator) / _yarn_mscale(factor, denominator)
+        attention = yarn_scale(factor, numerator) / yarn_scale(factor, denominator)
     turns = (rope.get("beta_slow") or 1, rope.get("beta_fast") or 32)
     return {
         **_rule_values("yarn", factor, length, turns),
         **({} if attention is None else {"rope_attention_factor": float(attention)}),
         "rope_truncation": rope.get("truncate", True),
     }
-
-
-def _yarn_mscale(factor: float, share: float) -> float:
-    return 0.1 * share * math.log(factor) + 1

@@ -110,6 +110,46 @@ class Stacked:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TurnedRows:
+    """Rows of groups of which some features have rotary positions: in halves here, behind the others.
+
+    In transformers, neighbors are turned together, or halves as here.
+
+    Args:
+        groups: attention heads, or 1 for what they share.
+        turned: features of each that are turned.
+        is_first: whether they are the first ones of a group here; in transformers they are the last.
+        are_neighbors: whether transformers turns neighbors.
+    """
+
+    groups: int
+    turned: int
+    is_first: bool
+    are_neighbors: bool = True
+
+    def to_hugging_face(self, tensor: Tensor) -> tuple[Tensor, ...]:
+        """Return the rows with turned features behind, as neighbors."""
+        by_group = tensor.unflatten(0, (self.groups, -1))
+        others = by_group.size(1) - self.turned
+        if self.is_first:
+            turned, plain = by_group.split([self.turned, others], 1)
+        else:
+            plain, turned = by_group.split([others, self.turned], 1)
+        if self.are_neighbors:
+            turned = turned.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)
+        return (torch.cat([plain, turned], 1).flatten(0, 1),)
+
+    def from_hugging_face(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Return the rows with turned features in halves."""
+        by_group = tensors[0].unflatten(0, (self.groups, -1))
+        plain, turned = by_group.split([by_group.size(1) - self.turned, self.turned], 1)
+        if self.are_neighbors:
+            turned = turned.unflatten(1, (-1, 2)).transpose(1, 2).flatten(1, 2)
+        parts = [turned, plain] if self.is_first else [plain, turned]
+        return torch.cat(parts, 1).flatten(0, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
 class StackedTransposed:
     """Fused QKV of GPT-2: all queries, then all keys, then all values, transposed to [in, out].
 

@@ -23,7 +23,7 @@ from families import (
     their_logits_and_gradients,
     their_model,
 )
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tiny import VOCAB_SIZE
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
@@ -116,6 +116,15 @@ def test_a_model_of_transformers_is_the_same_here_and_back(group, case, tmp_path
 def with_one_head(weights):
     """Rename GPT-NeoX's head, whose name depends on the version of transformers."""
     return {name.replace("embed_out.", "lm_head."): weight for name, weight in weights.items()}
+
+
+def test_layers_of_multi_token_prediction_are_left_out_with_a_notice(group, tmp_path, capsys):
+    their_model(THEIRS["deepseek v3"]).save_pretrained(tmp_path / "hf")
+    file = tmp_path / "hf/model.safetensors"
+    weights = load_file(file)
+    save_file({**weights, "model.layers.3.eh_proj.weight": torch.ones(24, 48)}, file)
+    tool("from_hf", "--load", tmp_path / "hf", "--save", tmp_path / "ours", "--no-verify")
+    assert "multi-token prediction were left out: --with-mtp" in capsys.readouterr().out
 
 
 def test_the_language_model_of_a_multimodal_one_is_imported(group, tmp_path, capsys):

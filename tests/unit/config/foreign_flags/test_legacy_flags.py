@@ -74,9 +74,9 @@ def test_each_refused_flag_is_the_one_problem(flag):
 
 def test_refused_flags_of_one_reason_are_one_problem():
     with pytest.raises(ConfigError) as caught:
-        parse_config(tiny_argv("--q-lora-rank", "8", "--kv-lora-rank", "8", "--use-mup"))
-    latent, mup = caught.value.problems
-    assert latent.startswith("--q-lora-rank, --kv-lora-rank: multi-head latent attention")
+        parse_config(tiny_argv("--csa-window-size", "8", "--csa-dense-mode", "--use-mup"))
+    sparse, mup = caught.value.problems
+    assert sparse.startswith("--csa-window-size, --csa-dense-mode: linear and indexed attention")
     assert mup.startswith("--use-mup: ")
 
 
