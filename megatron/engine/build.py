@@ -116,9 +116,9 @@ def build_engine(
         with pipeline_engine(ProgramEngine) if parallel.has_own_schedule else nullcontext():
             engine = _deepspeed(model, None, initialise, build_optimizer, config, parallel)
         return PipelineEngine(engine, groups, terms=terms, **watching)
-    divided = _zero3_init(groups, config) if parallel.zero_stage == 3 else nullcontext()
-    with nan_in_empty_tensors(), divided:
-        model = SequentialModel(steps, recomputation=recomputation(recompute))
+    again = recomputation(recompute)
+    with nan_in_empty_tensors(), _zero_init(groups, config, stage=parallel.zero_stage):
+        model = SequentialModel(steps, recomputation=again, links=parallel.zero_stage < 3)
     _prepare(model, groups, parallel, compiler)
     engine = _deepspeed(model, Mpu(groups), initialise, build_optimizer, config, parallel)
     return DataParallelEngine(engine, groups, terms, **watching)
@@ -147,14 +147,18 @@ def _pipeline_model(
         )
 
 
-def _zero3_init(groups: Groups, config: dict[str, Any]) -> AbstractContextManager[None]:
-    """Partition the weights of every layer that is built inside the `with` block (zero.Init).
+def _zero_init(
+    groups: Groups, config: dict[str, Any], *, stage: int
+) -> AbstractContextManager[None]:
+    """Partition the weights of every layer that is built inside the `with` block, with ZeRO-3.
 
     Args:
         config: DeepSpeed's JSON.
 
     Communication: within it, every data-parallel rank must build the same layers in step.
     """
+    if stage < 3:
+        return nullcontext()
     return deepspeed.zero.Init(
         data_parallel_group=groups.data_and_sequence, config_dict_or_path=config, mpu=Mpu(groups)
     )

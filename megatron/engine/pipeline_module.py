@@ -31,6 +31,7 @@ from megatron.model.layers.layer_list import (
     Step,
     carried_names,
     in_turn,
+    link_blocks,
 )
 from megatron.pipeline.schedule import Grid
 from megatron.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
@@ -168,7 +169,9 @@ class StageModule(ChunkedPipelineModule):
                     layer.defer_gradient = self.weight_gradients.defer
         carried = [carried_names(steps, bound) for bound in self.parts]
         edges = [*pairwise(carried)][self.stage_id :: self.num_stages]
-        calls = map(recomputation.apply, self.funcs_of_chunks)
+        calls = [recomputation.apply(chunk) for chunk in self.funcs_of_chunks]
+        for chunk in calls:
+            link_blocks(chunk)
         self._chunks = [(*names, own) for names, own in zip(edges, calls, strict=True)]
         _require_whole_ties(self)
 

@@ -30,7 +30,8 @@ MEMORY_SHARE = 0.836
 LAYER_PASSES = {False: (28, 5), True: (28.5, 8)}
 """Passes over [s, b, h], reads and writes of forward and backward, by whether the MLP is gated: those
 of a layer except its MLP's activations, and those over one more hidden size of ffn_hidden_size. For
-an MLP four times as wide they are 48 and 60.5, as counted in tests/golden/traffic.txt."""
+an MLP four times as wide they are 48 and 60.5: 2 and 1 more than tests/golden/traffic.txt counts,
+because with dropout the last addition of a layer is a pass of its own."""
 SCORE_PASSES = 12
 """Passes over the scores of attention where they are written out."""
 LOGIT_BYTES = 8

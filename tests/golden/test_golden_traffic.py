@@ -134,7 +134,7 @@ def count(traffic, num_layers, **changes):
     parts["build_mixture"] = partial(MixtureOfExperts, plan=ROUTING)
     with torch.device("meta"):
         steps = gpt_steps(spec, **parts)
-        model = SequentialModel(steps).bfloat16()
+        model = SequentialModel(steps, links=True).bfloat16()
         tokens = torch.zeros(SAMPLES, POSITIONS, dtype=torch.int64)
         with traffic:
             model({"tokens": tokens, "positions": tokens}).sum().backward()

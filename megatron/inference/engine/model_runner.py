@@ -24,7 +24,13 @@ from megatron.inference.engine.sampling import TokenLogprob, logprob_columns, re
 from megatron.model.gpt import to_batch_first
 from megatron.model.layers.attention_kernels import core_attention_of
 from megatron.model.layers.layer_input import LayerInput, PassInput
-from megatron.model.layers.layer_list import Block, Layer, SequentialModel, Step, in_turn
+from megatron.model.layers.layer_list import (
+    Block,
+    Layer,
+    SequentialModel,
+    Step,
+    in_turn,
+)
 from megatron.model.layers.parts import LayerParts
 from megatron.tensor_parallel.collectives import all_gather
 from megatron.tensor_parallel.object_collectives import broadcast_object
@@ -114,7 +120,7 @@ class ModelRunner:
         is_block = [isinstance(step, Layer) and issubclass(step.cls, Block) for step in steps]
         start, stop = stage_bounds(is_block, groups.topology.pipeline)[groups.stage]
         stage_steps = [step if start <= i < stop else _pass_on for i, step in enumerate(steps)]
-        model = SequentialModel(stage_steps).to(dtype).to(device)
+        model = SequentialModel(stage_steps, links=True).to(dtype).to(device)
         if self.states and limit:
             self.states.reserve(limit)
         fill_parameters(model, weights)

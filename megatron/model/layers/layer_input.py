@@ -80,6 +80,8 @@ class LayerInput(NamedTuple):
             decoder after an encoder; integers. Only the first stage has the batch itself.
         shared: memo of what layers derive from the fields above. It does not travel: the first
             layer of a pipeline stage, or of a decoder, begins another one.
+        pending: output [s, b, h] and bias [h] of the last sublayer, which the next layer adds to
+            `hidden`: see `link_blocks`. None: `hidden` is complete. It does not travel.
     """
 
     hidden: Tensor
@@ -90,6 +92,7 @@ class LayerInput(NamedTuple):
     relative_table: Tensor | None = None
     batch: Mapping[str, Tensor] | None = None
     shared: Shared | None = None
+    pending: tuple[Tensor, Tensor | None] | None = None
 
     def replace(self, **changes: Any) -> "LayerInput":
         """Return these fields with some of them changed.

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 from torch import Tensor, nn
@@ -62,6 +63,9 @@ class Block(nn.Module):
     replaces: tuple[str, ...] = ("hidden",)
     drops: tuple[str, ...] = ()
 
+    def leave_sum_to(self, following: Any) -> None:
+        """Leave the last addition of a residual to the layer that follows, if both can."""
+
 
 Call = Callable[[Any], Any]
 """What a step becomes when it is built: a layer, or the function itself."""
@@ -115,6 +119,16 @@ class Recomputation:
         return inputs.replace(**changes)
 
 
+def link_blocks(calls: Sequence[Call]) -> None:
+    """Let each layer leave its last addition to the one that follows at once.
+
+    Not with ZeRO-3, where a layer has released its bias when the next one runs.
+    """
+    for block, following in pairwise(calls):
+        if isinstance(block, Block):
+            block.leave_sum_to(following)
+
+
 def in_turn(calls: Iterable[Call], inputs: Any) -> Any:
     """Pass `inputs` through every call in turn."""
     for call in calls:
@@ -149,6 +163,7 @@ class SequentialModel(nn.Module):
     Args:
         steps: the list.
         recomputation: which layers are computed again in backward; None for none.
+        links: whether to `link_blocks`.
     """
 
     def __init__(
@@ -156,11 +171,14 @@ class SequentialModel(nn.Module):
         steps: Iterable[Step],
         *,
         recomputation: Recomputation | None = None,
+        links: bool = False,
     ):
         super().__init__()
         self.tied_modules = nn.ModuleDict()
         calls = [self._add(number, step) for number, step in enumerate(steps)]
         self.calls = recomputation.apply(calls) if recomputation else calls
+        if links:
+            link_blocks(self.calls)
 
     def forward(self, inputs: Any) -> Tensor:
         """Pass `inputs` through every step in turn."""

@@ -143,11 +143,17 @@ def fuses_sum(norm: nn.Module) -> bool:
     return norm.kernels.add_norm is not None
 
 
-def residual_and_norm(norm: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return `x` for the residual, and its norm; where kernels can, one pass adds their gradients."""
+def residual_and_norm(
+    norm: nn.Module, x: Tensor, pending: tuple[Tensor, Tensor | None] | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return `x` for the residual, and its norm; where kernels can, one pass adds their gradients.
+
+    Args:
+        pending: a tensor and its bias to add to `x` first, if `fuses_sum` of the norm.
+    """
     if not fuses_sum(norm):
         return x, norm(x)
-    residual, normed = norm(x, sums=True)
+    residual, normed = norm(x, *(pending or ()), sums=True)
     return residual, normed
 
 

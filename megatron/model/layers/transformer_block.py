@@ -1,5 +1,7 @@
 """Transformer layers: attention and MLP; decoder layers also have cross-attention."""
 
+from typing import Any
+
 from torch import Tensor, nn
 
 from megatron.config.network.model_spec import ModelSpec
@@ -35,6 +37,9 @@ class ParallelTransformerLayerPipe(Block):
         for sandwich norms.
     """
 
+    hands_over = False
+    """Whether the last addition is left to the next layer."""
+
     def __init__(self, spec: ModelSpec, parts: LayerParts, *, number: int = 1):
         super().__init__()
         self.spec, self.kernels, self.number = spec, parts.kernels, number
@@ -48,7 +53,7 @@ class ParallelTransformerLayerPipe(Block):
             self.mlp_output_layernorm = norm.build()
 
     def forward(self, inputs: LayerInput) -> LayerInput:
-        x_sbh, normed_sbh = residual_and_norm(self.input_layernorm, inputs.hidden)
+        x_sbh, normed_sbh = residual_and_norm(self.input_layernorm, inputs.hidden, inputs.pending)
         y_sbh, bias = self.attend(inputs, normed_sbh)
         if self.spec.norm.sandwich_norm:
             y_sbh, bias = _normalize(self.attention_output_layernorm, y_sbh, bias)
@@ -63,7 +68,21 @@ class ParallelTransformerLayerPipe(Block):
         if self.spec.norm.sandwich_norm:
             y_sbh, bias = _normalize(self.mlp_output_layernorm, y_sbh, bias)
         y_sbh, bias = self._scaled(y_sbh, bias)
-        return inputs.replace(hidden=self._add(y_sbh, bias, attended_sbh, normed_sbh))
+        if self.hands_over and not (self.training and self.spec.hidden_dropout):
+            residual = self._residual(attended_sbh, normed_sbh)
+            return inputs.replace(hidden=residual, pending=(y_sbh, bias))
+        total_sbh = self._add(y_sbh, bias, attended_sbh, normed_sbh)
+        return inputs.replace(hidden=total_sbh, pending=None)
+
+    def leave_sum_to(self, following: Any) -> None:
+        """Leave the last addition to a layer whose first norm adds: a pass less.
+
+        Not to derived layers, which may read `LayerInput.hidden` alone.
+        """
+        is_plain = type(following) is ParallelTransformerLayerPipe
+        # Compiled layers are alike as long as none has an attribute of its own.
+        if is_plain and fuses_sum(following.input_layernorm):
+            self.hands_over = True
 
     def attend(self, inputs: LayerInput, normed_sbh: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return the output of self-attention to `normed_sbh`, and the bias that is left to add."""
