@@ -120,10 +120,7 @@ class Recomputation:
 
 
 def link_blocks(calls: Sequence[Call]) -> None:
-    """Let each layer leave its last addition to the one that follows at once.
-
-    Not with ZeRO-3, where a layer has released its bias when the next one runs.
-    """
+    """Let each layer leave its last addition to the next; not with ZeRO-3, which releases its bias."""
     for block, following in pairwise(calls):
         if isinstance(block, Block):
             block.leave_sum_to(following)
