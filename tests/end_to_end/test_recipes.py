@@ -60,6 +60,13 @@ def squad(folder: Path, printed: str) -> None:
     assert config["architectures"] == ["MegatronBertForQuestionAnswering"]
 
 
+def seven_billion(folder: Path, printed: str) -> None:
+    assert "flags of the first: --tensor-model-parallel-size 1" in printed
+    first, *_, last = losses(folder / "run")
+    assert last < first - 0.5
+    assert "training is done after 40 iterations" in printed
+
+
 def resize(folder: Path, printed: str) -> None:
     assert printed.count("reshaping") == 1
     here, undisturbed = losses(folder / "run"), losses(folder / "undisturbed")
@@ -86,6 +93,7 @@ RESULTS: dict[str, Callable[[Path, str], None]] = {
     "continue_llama": continue_llama,
     "chat": chat,
     "squad": squad,
+    "seven_billion": seven_billion,
     "resize": resize,
     "nan": nan,
 }
@@ -98,6 +106,7 @@ GPU_HOURS = {
     "continue_llama": 8 * 4,
     "chat": 8 * 0.5,
     "squad": 8 * 11 * DAY,
+    "seven_billion": 64 * 36 * DAY,
 }
 """Estimates in the tables of the pages: GPUs times hours."""
 
