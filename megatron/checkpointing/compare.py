@@ -92,10 +92,12 @@ _NOT_IN_STEP = {
         "kill_switch",
         "replica_check_interval",
     ),
-    "batch": ("data_parallel_size",),  # of the layout
     "data": ("cache_path", "chat_template"),
 }
 """Options that do not change a training step."""
+
+_DERIVED = ("num_samples", "data_parallel_size")
+"""Values in any section that follow from others."""
 
 
 def require_same(
@@ -335,17 +337,15 @@ def other_changes(
             skip += _GROUPS if section == "optimizer" else ()
             # Files and options of a task; another task is refused.
             skip += ("own",) if section == "objective" and task_in(now) else ()
-            saved, current = (
-                {section: _without_num_samples(plan[section])} for plan in (then, now)
-            )
+            saved, current = ({section: _without_derived(plan[section])} for plan in (then, now))
             yield from _differences(saved, current, section, skip=skip)
 
 
-def _without_num_samples(options: Any) -> Any:
-    """Drop the number of samples of each dataset, which follows from the run's length."""
+def _without_derived(options: Any) -> Any:
+    """Drop the samples of each dataset, which the run's length decides, and the layout's replicas."""
     if isinstance(options, Mapping):
-        return {k: _without_num_samples(v) for k, v in options.items() if k != "num_samples"}
-    return [*map(_without_num_samples, options)] if isinstance(options, list | tuple) else options
+        return {k: _without_derived(v) for k, v in options.items() if k not in _DERIVED}
+    return [*map(_without_derived, options)] if isinstance(options, list | tuple) else options
 
 
 def _is_in_weights(field: str, model: Mapping[str, Any]) -> bool:

@@ -291,7 +291,7 @@ ACTIVATIONS: Registry[Any] = Registry(
     dict.fromkeys(
         (
             *("gelu_tanh", "gelu_erf", "relu", "squared_relu"),
-            *("geglu", "geglu_tanh", "liglu", "reglu", "swiglu"),
+            *("geglu", "geglu_tanh", "liglu", "quick_geglu", "reglu", "swiglu"),
         ),
         "megatron.model.layers.activations",
     ),

@@ -21,10 +21,13 @@ _IN_TOKENS = {
 """Decisions that another flag has where the learning rate counts tokens."""
 
 
+_DTYPES = "--bf16, --fp16"
+
+
 def flag_and_value(field: str, value: Any, *, in_tokens: bool = False) -> tuple[str, Any]:
     """Return the flag that a decision comes from, or that would decide so, and its value there.
 
-    Where no single flag has the value, that is the field itself.
+    Where no single flag has the value, that is the field itself; of the dtype its flags.
 
     Args:
         field: section and name in a Plan, such as "model.head_dim".
@@ -33,7 +36,7 @@ def flag_and_value(field: str, value: Any, *, in_tokens: bool = False) -> tuple[
     """
     flag, is_off = _flag_of(field)
     if flag is None:
-        return field, value
+        return _DTYPES if field == "precision.dtype" else field, value
     if is_off:
         return flag, None if value is None else _switch_text(not value)
     flag = _IN_TOKENS.get(field, flag) if in_tokens else flag

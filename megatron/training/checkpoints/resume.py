@@ -145,7 +145,9 @@ def load(engine: Engine, plan: Plan, chosen: Chosen) -> None:
         )
         return
     if changes or universal:
-        details = f":\n{table(changes)}" if changes else ""
+        # Other values, such as the size of buckets, follow from these.
+        flags = [each for each in changes if each.name.startswith("--")]
+        details = f":\n{table(flags or changes)}" if changes else ""
         megabytes = requested.reshape_buffer_bytes >> 20
         log.info("reshaping %s to this layout, %d MB at a time%s", folder, megabytes, details)
     _log_initial_weights(folder, *adds, new_head=new_head, other_task=other)

@@ -112,11 +112,11 @@ def test_all_differences_are_listed_at_once():
     first, *differences = str(caught.value).splitlines()
     require_problem("runs/global_step5 … --use-checkpoint-args … --load", [first])
     assert differences == [
-        "  flag             in the checkpoint  now",
-        "  --kv-channels    4                  6",
-        "  --num-layers     2                  3",
-        "  precision.dtype  fp32               bf16",
-        "  --optimizer      adam               sgd",
+        "  flag            in the checkpoint  now",
+        "  --kv-channels   4                  6",
+        "  --num-layers    2                  3",
+        "  --bf16, --fp16  fp32               bf16",
+        "  --optimizer     adam               sgd",
     ]
 
 
