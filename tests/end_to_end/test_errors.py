@@ -165,7 +165,7 @@ def test_another_network_is_refused_with_all_differences(corpus: Corpus, tmp_pat
     for difference in (
         "--num-layers +2 +3\n",
         "--ffn-hidden-size +128 +16\n",
-        "precision.dtype +fp32 +bf16\n",
+        "--bf16, --fp16 +fp32 +bf16\n",
     ):
         assert re.search(difference, done.outputs[0])
     assert "after dataloaders are built" not in done.outputs[0]

@@ -212,7 +212,7 @@ def test_the_embedding_has_a_rate_of_its_own_where_the_schedule_of_the_checkpoin
     ("flags", "message"),
     [
         (["--num-layers", "4"], "--num-layers  2 … 4"),
-        (["--bf16"], "precision.dtype … fp32 … bf16"),
+        (["--bf16"], "--bf16, --fp16 … fp32 … bf16"),
         (["--optimizer", "sgd"], "--optimizer … adam … sgd"),
     ],
 )
