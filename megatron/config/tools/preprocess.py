@@ -17,8 +17,8 @@ class PreprocessConfig:
 
     input_format: Literal["auto", "json", "text"] = "auto"
     """What the inputs hold: json is one JSON object a line, or a JSON array of objects, or Parquet;
-    text is plain text in UTF-8. auto decides for each file: .jsonl and .json are json, .txt and .md are
-    text unless JSON begins them, and others are text with --document-separator, and json without."""
+    text is plain text in UTF-8. auto decides for each file: all but Parquet are text with
+    --document-separator; without it .txt and .md are, unless JSON begins them, and others are json."""
 
     document_separator: Literal["line", "blank-line", "file"] | None = None
     """What ends a document of plain text: each line is a document, or a blank line is between two,

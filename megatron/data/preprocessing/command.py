@@ -293,9 +293,8 @@ def _problems(config: PreprocessConfig) -> Iterator[str]:
 def _folder_notices(inputs: Sequence[str]) -> Iterator[str]:
     for folder in filter(os.path.isdir, inputs):
         found, others = files_in(folder)
-        left = (
-            f"; {others} with other suffixes are left out: name them to read them" if others else ""
-        )
+        counts = ", ".join(f"{count} {each or 'without'}" for each, count in sorted(others.items()))
+        left = f"; left out, by suffix: {counts}; name them to read them" if others else ""
         yield f"--input {folder}: {len(found)} files{left}"
 
 
@@ -340,7 +339,7 @@ def text_separator(config: PreprocessConfig) -> TextSeparator | None:
 
 
 def is_text_by_name(config: PreprocessConfig) -> bool:
-    """Whether inputs are plain text or JSON as their names say; not with flags that text has no use for."""
+    """Whether the names of inputs say what they hold; not with flags that text has no use for."""
     is_of_json = config.conversations or config.where or len(config.json_keys) > 1
     return config.input_format == "auto" and not is_of_json
 

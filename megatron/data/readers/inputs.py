@@ -7,6 +7,7 @@ import glob
 import os
 import stat
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -21,12 +22,13 @@ from megatron.data.readers import arrow, parquet
 from megatron.data.readers.decompress import UnreadableFormatError, compression_of, decompress
 from megatron.data.readers.line_blocks import EXCERPT_BYTES, Limits, whole_lines
 from megatron.data.readers.text_formats import (
+    DATA_SUFFIXES,
     SUFFIXES,
     TextSeparator,
     documents_of_text,
-    has_known_suffix,
     is_array,
     is_text_by_name,
+    suffix_of,
     unpacked_array,
 )
 
@@ -100,7 +102,8 @@ def find_sources(
 
     Args:
         text: separator of documents, if the inputs are plain text.
-        by_name: files may be JSON and plain text, as their names say; see `is_text_by_name`.
+        by_name: tables may be among them, and without `text` JSON and plain text, as the names of
+            files say; see `is_text_by_name`.
 
     Raises:
         DataError: a file is missing or of another format, or nothing matches a glob or is in a folder.
@@ -110,12 +113,21 @@ def find_sources(
     ]
 
 
-def files_in(folder: str) -> tuple[list[str], int]:
-    """Return the files of documents below a folder, by their suffixes, and the number of others."""
-    paths = sorted(path for path in Path(folder).rglob("*") if path.is_file())
-    visible = [path for path in paths if not path.name.startswith(".")]
-    found = [str(path) for path in visible if has_known_suffix(path.name)]
-    return found, len(visible) - len(found)
+def files_in(folder: str) -> tuple[list[str], Counter[str]]:
+    """Return the files of documents below a folder, by their suffixes, and the suffixes of the others.
+
+    Hidden files and folders and work in progress do not count. Outputs of preprocessing are no
+    documents, and neither is Markdown beside data, which describes them.
+    """
+    root = Path(folder)
+    suffixes = {
+        str(path): suffix_of(path.name)
+        for path in sorted(root.rglob("*"))
+        if path.is_file() and not any(map(_is_hidden, path.relative_to(root).parts))
+    }
+    known = {*SUFFIXES} - ({".md"} if DATA_SUFFIXES & {*suffixes.values()} else set())
+    found = [path for path, suffix in suffixes.items() if suffix in known]
+    return found, Counter(suffix for suffix in suffixes.values() if suffix not in known)
 
 
 def cut_source(source: Source, low: int, high: int) -> Iterator[Source]:
@@ -232,6 +244,10 @@ def _matches(pattern: str) -> list[str]:
     return found
 
 
+def _is_hidden(part: str) -> bool:
+    return part.startswith(".") or part.endswith(".stage")
+
+
 def _source(path: str, text: TextSeparator | None, *, by_name: bool) -> Source:
     if path == STDIN:
         return Source(path, "stream", 0, text=text)
@@ -246,8 +262,8 @@ def _source(path: str, text: TextSeparator | None, *, by_name: bool) -> Source:
         kind = _table_kind(begin) or compression_of(begin)
         if by_name and kind in _TABLES:
             text = None
-        elif by_name:
-            text = _separator_by_name(path, text, begin, kind)
+        elif by_name and text is None:
+            text = _separator_by_name(path, begin, kind)
     if kind in _TABLES and text:
         raise DataError(f"--input {path} is {kind.title()}; leave --input-format text out")
     if kind is None and (is_array(begin) if text is None else text != "line"):
@@ -257,13 +273,11 @@ def _source(path: str, text: TextSeparator | None, *, by_name: bool) -> Source:
     return Source(path, "plain", num_bytes, 0, num_bytes, text)
 
 
-def _separator_by_name(
-    path: str, text: TextSeparator | None, begin: bytes, compression: str | None
-) -> TextSeparator | None:
+def _separator_by_name(path: str, begin: bytes, compression: str | None) -> TextSeparator | None:
     if compression:
         with open_input(path) as file:
             begin = next(decompress(file), b"")[:_ARRAY_BYTES]
-    return (text or "line") if is_text_by_name(path, begin, is_default=text is not None) else None
+    return "line" if is_text_by_name(path, begin) else None
 
 
 def _table_kind(begin: bytes) -> str | None:

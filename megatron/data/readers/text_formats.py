@@ -6,6 +6,7 @@ name of a file tells text from JSON.
 
 import codecs
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator
 from itertools import chain
@@ -15,8 +16,14 @@ TextSeparator = Literal["line", "blank-line", "file"]
 """Separator of documents in plain text."""
 
 _JSON, _TEXT = (".jsonl", ".json", ".ndjson"), (".txt", ".text", ".md")
-SUFFIXES = (*_JSON, *_TEXT, ".parquet", ".arrow")
+_TABLES = (".parquet", ".arrow")
+SUFFIXES = (*_JSON, *_TEXT, *_TABLES)
 """Suffixes of files of documents, in front of the suffix of a compression."""
+
+DATA_SUFFIXES = frozenset({*_JSON, *_TABLES})
+"""Those whose files hold records."""
+
+_OUTPUTS = (".report.json", ".tokenizer.json")  # of preprocessing
 
 _COMPRESSED = re.compile(r"\.(gz|zst|xz|lzma|bz2)$")
 _JSON_BEGINS = re.compile(rb"\s*(\{|\[\s*[{\]])")
@@ -27,22 +34,16 @@ _TO_ESCAPE = re.compile(rb'["\\\x00-\x1f]')
 _LONGEST_BLANK = 1 << 18  # bytes of a blank line; a longer line is not held to look at it
 
 
-def has_known_suffix(name: str) -> bool:
-    """Whether the name of a file is one of a file of documents."""
-    return _COMPRESSED.sub("", name.lower()).endswith(SUFFIXES)
+def suffix_of(name: str) -> str:
+    """Return the suffix of a file, in front of that of a compression; "" if it has none."""
+    name = _COMPRESSED.sub("", name.lower())
+    return next(filter(name.endswith, _OUTPUTS), os.path.splitext(name)[1])
 
 
-def is_text_by_name(name: str, begin: bytes, *, is_default: bool) -> bool:
-    """Whether a file is plain text, and not JSON, by its name and its first bytes.
-
-    Args:
-        is_default: whether other files than JSON's are text.
-    """
-    plain_name = _COMPRESSED.sub("", name.lower())
-    if plain_name.endswith(_JSON):
-        return False
+def is_text_by_name(name: str, begin: bytes) -> bool:
+    """Whether a file is plain text, and not JSON, by its name and its first bytes."""
     is_json = _JSON_BEGINS.match(begin.removeprefix(BYTE_ORDER_MARK)) is not None
-    return is_default or (plain_name.endswith(_TEXT) and not is_json)
+    return suffix_of(name) in _TEXT and not is_json
 
 
 def is_array(begin: bytes) -> bool:

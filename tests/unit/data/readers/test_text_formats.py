@@ -4,6 +4,8 @@ import bz2
 import gzip
 import json
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from bytes_tokenizer import BytesTokenizer
 from hypothesis import given, settings
@@ -14,6 +16,7 @@ from megatron.common.errors import DataError
 from megatron.data.preprocessing.command import read_flags
 from megatron.data.preprocessing.preprocess import preprocess
 from megatron.data.preprocessing.preprocess_spec import PreprocessSpec
+from megatron.data.readers.inputs import files_in
 from megatron.data.readers.text_formats import documents_of_text, unpacked_array
 from megatron.data.token_files.indexed_dataset import IndexedDataset
 
@@ -205,17 +208,39 @@ def test_a_folder_may_mix_json_and_text_by_suffix(tmp_path):
     (folder / "more" / "e.json.gz").write_bytes(gzip.compress(b'[{"text": "7"}]'))
     (folder / "LICENSE").write_text("8\n")
     line = f"--input {folder} --output-prefix {tmp_path}/out --tokenizer-type NullTokenizer"
-    expected = {"": [[1, 2], [3], [4], [5], [6], [7]]}
-    expected["--document-separator file"] = [[1, 2, 3], [4], [5], [6], [7]]
-    for flags in expected:
-        words = [*line.split(), "--vocab-size", "9", *flags.split()]
-        if flags:
-            (folder / "c.txt").write_text("5\n")
-        command = read_flags(words, description="")
-        (written,) = preprocess(command.spec)
-        dataset = IndexedDataset(written.prefix)
-        assert [dataset[i].tolist() for i in range(len(dataset))] == expected[flags]
-        assert f"--input {folder}: 5 files; 1 with other suffixes" in command.notices[0]
+    command = read_flags([*line.split(), "--vocab-size", "9"], description="")
+    assert f"--input {folder}: 5 files; left out, by suffix: 1 without;" in command.notices[0]
+    (written,) = preprocess(command.spec)
+    dataset = IndexedDataset(written.prefix)
+    assert [dataset[i].tolist() for i in range(len(dataset))] == [[1, 2], [3], [4], [5], [6], [7]]
+
+
+def test_with_a_separator_all_files_but_tables_are_text(tmp_path):
+    (tmp_path / "a.jsonl").write_text("1\n\n2 3\n4\n")
+    (tmp_path / "b").write_text("5\n")
+    pq.write_table(pa.table({"text": ["6", "7"]}), tmp_path / "c.parquet")
+    line = (
+        f"--input {tmp_path}/a.jsonl {tmp_path}/b {tmp_path}/c.parquet --vocab-size 9 "
+        f"--output-prefix {tmp_path}/out --tokenizer-type NullTokenizer"
+    )
+    command = read_flags([*line.split(), "--document-separator", "blank-line"], description="")
+    (written,) = preprocess(command.spec)
+    dataset = IndexedDataset(written.prefix)
+    assert [dataset[i].tolist() for i in range(len(dataset))] == [[1], [2, 3, 4], [5], [6], [7]]
+
+
+def test_of_a_folder_hidden_files_outputs_and_markdown_beside_data_are_no_documents(tmp_path):
+    names = ("README.md", "out.report.json", "out_text_document.tokenizer.json", "out.idx")
+    others = (".git/a.json", "more/.cache/b.txt", "out.stage/state.json", ".c.txt")
+    for name in ("a.txt", *names, *others):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("1\n")
+    documents = [str(tmp_path / "README.md"), str(tmp_path / "a.txt")]
+    outputs = {".report.json": 1, ".tokenizer.json": 1, ".idx": 1}
+    assert files_in(str(tmp_path)) == (documents, outputs)
+    (tmp_path / "b.json.gz").write_bytes(b"")
+    documents[0] = str(tmp_path / "b.json.gz")
+    assert files_in(str(tmp_path)) == (sorted(documents), {**outputs, ".md": 1})
 
 
 def test_json_in_the_folder_is_all_that_conversations_and_keys_take(tmp_path):
