@@ -86,6 +86,9 @@ def add_tokenization(app: FastAPI, served: ServedModel) -> None:
 def _tokenize(served: ServedModel, body: TokenizeBody) -> Record:
     _require_this_model(served, body.model)
     tokens = _encode(served, body)
+    most = served.limits.request_tokens
+    if body.return_token_strs and len(tokens) > most:
+        raise ConfigError(f"return_token_strs: {len(tokens)} tokens are more than {most}")
     return {
         "count": len(tokens),
         "max_model_len": served.engine_thread.engine.max_length,

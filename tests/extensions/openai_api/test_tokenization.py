@@ -28,6 +28,15 @@ def post(running, path, **fields):
     return running.send("POST", path, fields)
 
 
+def test_texts_of_more_tokens_than_a_request_may_have_are_refused(running):
+    most = running.served.limits.request_tokens
+    long = {"prompt": "é" * most}
+    assert post(running, "/tokenize", **long).json["count"] > most
+    reply = post(running, "/tokenize", return_token_strs=True, **long)
+    assert reply.status == 400
+    require_problem(f"return_token_strs … more than {most}", [reply.json["error"]["message"]])
+
+
 @pytest.mark.parametrize("model", [{}, {"model": "tiny"}, {"model": None}])
 def test_a_text_and_back(running, tokenizer, model):
     text = "Be brief. é"
