@@ -232,7 +232,8 @@ def _hub_has_an_address() -> bool:
 
     host = urlsplit(ENDPOINT).hostname
     try:
-        return bool(getproxies() or socket.getaddrinfo(host, None))
+        proxies = {"http", "https", "all"} & getproxies().keys()
+        return bool(proxies or socket.getaddrinfo(host, None))
     except OSError:
         return False
 

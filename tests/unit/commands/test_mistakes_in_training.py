@@ -278,7 +278,9 @@ def test_the_hub_without_a_network_is_not_asked_again_and_again(monkeypatch, tmp
     def finds(name, **options):
         raise OSError(f"local: {options['local_files_only']}.")
 
-    monkeypatch.setattr("megatron.tokenizer.types.hugging_face.getproxies", dict)
+    monkeypatch.setattr(
+        "megatron.tokenizer.types.hugging_face.getproxies", lambda: {"no": "localhost"}
+    )
     monkeypatch.setattr(socket, "getaddrinfo", fails)
     monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", finds)
     with pytest.raises(DataError, match="team/model: local: True; give a directory"):
