@@ -27,7 +27,7 @@ from megatron.config.config import (
     parse_config_for_checkpoint,
 )
 from megatron.config.objectives import objective_tokenizer_arguments
-from megatron.config.parsing.flags import options_of
+from megatron.config.parsing.flags import HELP, options_of
 from megatron.config.parsing.parser import peek
 from megatron.config.plan.samples import plan_samples
 from megatron.data.datasets.datasets import build_datasets, view_of
@@ -43,7 +43,7 @@ _SHOWN = ("lm_loss", "grad_norm", "learning_rate", "loss_scale", "skipped", "sec
 
 def main(argv: Sequence[str]) -> None:
     """Print samples and metrics of the step named in `argv`."""
-    if "-h" in argv or "--help" in argv:
+    if HELP & {*argv}:
         print(__doc__)
         return
     load = peek(argv).get("load")

@@ -26,11 +26,12 @@ SCRIPTS = {
 }
 """The module that each command runs; setup.py maps these packages to folders."""
 
-_BESIDE = Path(__file__).resolve().parents[2]
-
 VERBS = {
     **{command.removeprefix("megatron-"): module for command, module in SCRIPTS.items()},
-    **{file.stem.replace("_", "-"): file.stem for file in sorted(_BESIDE.glob("pretrain_*.py"))},
+    "pretrain-bert": "pretrain_bert",
+    "pretrain-prefix-lm": "pretrain_prefix_lm",
+    "pretrain-retro": "pretrain_retro",
+    "pretrain-t5": "pretrain_t5",
     "train-tokenizer": "megatron_tools.train_tokenizer",
     "inspect": "megatron_tools.checkpoint.inspect",
     "convert": "megatron_tools.checkpoint.util",

@@ -3,8 +3,13 @@
 import pytest
 
 from megatron.common import installation
-from megatron.common.commands import program
+from megatron.common.commands import VERBS, program
 from megatron.common.installation import in_this_installation
+
+
+def test_every_program_that_pretrains_has_a_verb():
+    programs = {file.stem for file in installation.ROOT.glob("pretrain_*.py")}
+    assert programs == {module for module in VERBS.values() if module.startswith("pretrain_")}
 
 
 @pytest.fixture

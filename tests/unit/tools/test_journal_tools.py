@@ -97,6 +97,13 @@ def test_a_folder_that_is_not_there_is_a_mistake_of_the_command(name, tmp_path):
     assert done.stderr.startswith(f"error: {tmp_path / 'none'}: ")
 
 
+@pytest.mark.parametrize("flag", ["-h", "--help", "--help-all"])
+def test_every_flag_of_help_prints_it(flag):
+    done = tool("why_step.py", flag)
+    assert done.returncode == 0
+    assert "tools/why_step.py STEP --load DIR" in done.stdout
+
+
 def test_a_step_without_a_record_is_an_error(run):
     done = tool("why_step.py", 5, "--load", run)
     assert done.returncode == 2
