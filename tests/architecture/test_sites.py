@@ -79,8 +79,10 @@ def test_workflows_run_scripts_that_exist_and_actions_that_cannot_change() -> No
     commands = [step["run"] for step in steps if "run" in step]
     assert commands == [
         *("bash .ci/run", "bash tests/run.sh tests/unit"),
-        *("bash tools/docs.sh", "bash .ci/release"),
+        *("bash tools/docs.sh", "bash .ci/release", "bash .ci/publish"),
     ]
+    assert [each["run"] for each in steps if "env" in each] == ["bash .ci/publish"]
+    assert "GH_TOKEN" not in jobs["release"]["env"]
     for command in commands:
         assert all((REPOSITORY / path).exists() for path in command.split()[1:])
     actions = [step["uses"] for step in steps if "uses" in step]
