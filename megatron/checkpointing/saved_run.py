@@ -38,7 +38,7 @@ from megatron.config.plugins import missing_plugins
 from megatron.config.run.checkpoint import INITIAL, CheckpointConfig, plan_checkpoint
 from megatron.config.run.urls import cache_of, urls_in
 
-_NETWORK_SECTIONS = ("model", "experts", "lora", "tokenizer")
+_NETWORK_SECTIONS = ("model", "experts", "lora", "prediction", "tokenizer")
 _SIZES = {"num_layers", "hidden_size", "num_attention_heads"}
 _FLAGS = {"use_checkpoint_args", "use_checkpoint_config"}
 

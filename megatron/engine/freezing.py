@@ -52,8 +52,8 @@ def _require_equal_groups(
 ) -> None:
     """Refuse patterns without a match, and ranks that train other kinds of parameters than the rest.
 
-    DeepSpeed's gradient norm takes a collective for matrices and one for norms and biases, and its
-    optimizers of experts need some.
+    Without parameters of a kind a rank would leave out collectives of it that the others wait for, such
+    as those of experts.
     """
     found = {
         module_name(name): (

@@ -93,7 +93,7 @@ def layouts_of(num_gpus: int, num_layers: int, num_experts: int = 1) -> Iterator
 
 
 def _divisions(num_experts: int, data: int, tensor: int) -> Iterator[tuple[int, int]]:
-    """Yield expert-parallel sizes, each with the ranks that share an expert: 0 for all `tensor` ones, or 1."""
+    """Yield expert-parallel sizes, each with the ranks of an expert: 0 for all `tensor` ones, or 1."""
     yield 1, 0
     for ranks, expert_tensor in ((data, 0), (data * tensor, 1)):
         if tensor > expert_tensor:

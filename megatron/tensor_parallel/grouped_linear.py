@@ -86,7 +86,7 @@ def has_kernel(x: Tensor, weight_gkn: Tensor) -> bool:
 
 
 class GroupedLinear(nn.Module):
-    """A linear layer of each expert, its inner features divided over the tensor-parallel ranks.
+    """A linear layer of each expert, its inner features divided over the ranks that share it.
 
     The weight is [experts, inner features, outer features] for layers that widen and that narrow,
     so ranks have rows of every matrix, and experts are rows of the full tensor.
@@ -94,7 +94,7 @@ class GroupedLinear(nn.Module):
     Args:
         outer: features outside of the experts, the same on every rank.
         inner: features inside, over all ranks; a multiple of the group's size.
-        group: the tensor-parallel ranks.
+        group: the ranks that share each expert.
         share: the experts of this rank among all.
         num_experts: of this rank.
         narrows: whether x has the inner features. Its result is then this rank's term of a sum.

@@ -11,6 +11,7 @@ from megatron.config.network.experts import (
     experts_per_token,
 )
 from megatron.config.network.layer_pattern import experts_of_layers
+from megatron.config.network.model_resolution import ffn_hidden_size_of
 from megatron.config.parallelism.layout import padded_length, sequence_size, uses_ring
 from megatron.config.parsing.declaration import range_problems
 from megatron.config.parsing.json_tree import value_at
@@ -151,10 +152,12 @@ def _layout_problems(config: Config, counts: list[int], *, data: int) -> Iterato
     for count in counts:
         if count % size:
             yield f"--num-experts {count} is not a multiple of {flag}"
-    width = experts.moe_ffn_hidden_size
-    if width and width % per_expert:
+    flag_of_width = f"--{'moe-' if experts.moe_ffn_hidden_size else ''}ffn-hidden-size"
+    width = experts.moe_ffn_hidden_size or ffn_hidden_size_of(config.model)
+    is_own = experts.moe_ffn_hidden_size or per_expert != parallel.tensor_model_parallel_size
+    if is_own and width % per_expert:
         yield (
-            f"--moe-ffn-hidden-size {width} is not a multiple of the {per_expert} ranks that share "
+            f"{flag_of_width} {width} is not a multiple of the {per_expert} ranks that share "
             "each expert (--expert-tensor-parallel-size, or else --tensor-model-parallel-size)"
         )
     sequence, tensor = sequence_size(parallel), max(1, parallel.tensor_model_parallel_size)

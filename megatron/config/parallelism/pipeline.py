@@ -52,9 +52,9 @@ class PipelineConfig:
 
     pipeline_model_parallel_layout: str | None = None
     """Layers of each pipeline stage in letters: E embedding, t transformer layer, m a depth of
-    --mtp-num-layers (before the head), L head and loss, | the end of a stage; x*3 and (xy)*3 repeat, commas are ignored. With more stages than
-    --pipeline-model-parallel-size each rank has chunks: 'Ett|(ttt|)*2ttL' has 4 stages, or 2 of 2
-    chunks."""
+    --mtp-num-layers (before the head), L head and loss, | the end of a stage; x*3 and (xy)*3 repeat,
+    commas are ignored. With more stages than --pipeline-model-parallel-size each rank has chunks:
+    'Ett|(ttt|)*2ttL' has 4 stages, or 2 of 2 chunks."""
 
     pipeline_model_parallel_split_rank: int | None = setting(None, plan="parallel.split_rank")
     """First pipeline stage of the decoder in an encoder-decoder network: the stages before it divide the

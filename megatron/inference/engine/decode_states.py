@@ -1,9 +1,10 @@
 """States of all layers between decode steps: one row for each sequence, moved as sequences move.
 
 When layers are built, they get their states from `DecodeStates`: `attention` for a KV cache,
-`token_cache` for what is kept of each token, `state` for anything else (`megatron.model.layers.parts` has the contract). `ModelRunner` allocates
-the states once its layers are built; `start` sets the pass (`Prefill` or `Decode`). The scheduler
-and beam search move, copy and clear rows, whatever a network keeps in them.
+`token_cache` for what is kept of each token, `state` for anything else (`megatron.model.layers.parts`
+has the contract). `ModelRunner` allocates the states once its layers are built; `start` sets the pass
+(`Prefill` or `Decode`). The scheduler and beam search move, copy and clear rows, whatever a network
+keeps in them.
 """
 
 from collections.abc import Iterator, Sequence

@@ -81,9 +81,9 @@ class MixtureOfExperts(nn.Module):
 
     Each replica routes its own tokens; ranks that divide experts exchange them, as many as there
     are, and each tensor-parallel rank its part. Otherwise experts are divided over the
-    tensor-parallel ranks like an ordinary MLP. An expert with a capacity drops tokens that exceed it: they pass on the residual stream. In addition there
-    may be an MLP for every token: shared experts, with or without a gate, or a residual MLP, which
-    a learned weight mixes with the experts.
+    tensor-parallel ranks like an ordinary MLP. An expert with a capacity drops tokens that exceed it:
+    they pass on the residual stream. In addition there may be an MLP for every token: shared experts,
+    with or without a gate, or a residual MLP, which a learned weight mixes with the experts.
 
     Args:
         spec: the network.

@@ -13,7 +13,10 @@ from megatron.common.errors import CheckpointError
 from megatron.config.config import parse_config
 from megatron.config.network.model_spec import flat
 
-FLAGS = ["--swiglu", "--num-layers", "3", "--hidden-dropout", "0.2", "--vocab-file", "v.json"]
+FLAGS = [
+    *("--swiglu", "--num-layers", "3", "--hidden-dropout", "0.2", "--vocab-file", "v.json"),
+    *("--position-embedding-type", "rotary", "--mtp-num-layers", "1"),
+]
 USES = ["--micro-batch-size", "2", "--lr", "0.1", "--train-iters", "10", "--data-path", "corpus"]
 
 
@@ -49,6 +52,7 @@ def test_network_and_tokenizer_are_those_of_the_checkpoint(saved, option):
     assert (config.model, config.experts, config.tokenizer) == (
         *(expected.model, expected.experts, expected.tokenizer),
     )
+    assert config.prediction == expected.prediction
     assert config.training == tiny_config().training
     assert line.startswith(f"--use-checkpoint-args: from {saved / 'global_step4'}: ")
     assert {"--num-layers 3", "--swiglu"} <= {
