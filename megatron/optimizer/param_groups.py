@@ -8,7 +8,7 @@ from torch import nn
 
 from megatron.config.optimization.optimizer import OptimizerPlan
 
-_QK_NORM = re.compile(r"\b[qk]_layernorm\.")
+_QK_NORM = re.compile(r"\b(q|k|kv)_layernorm\.")
 
 
 def plan_groups(model: nn.Module, plan: OptimizerPlan) -> list[dict[str, Any]]:

@@ -116,8 +116,9 @@ def _values(arguments: dict[str, Any]) -> Iterator[tuple[str, Any]]:
             yield name, value
     for name in _SWITCHES:
         yield name, bool(arguments.get(name))
-    if windows := arguments.get("window_attn_skip_freq"):
-        yield "window_attn_skip_freq", str(windows).replace(" ", "")
+    for name in ("window_attn_skip_freq", "no_rope_freq"):
+        if layers := arguments.get(name):
+            yield name, str(layers).replace(" ", "")
     yield "layernorm_epsilon", arguments.get("layernorm_epsilon", arguments.get("norm_epsilon"))
     # Megatron-LM saves groups only if used; DeepSpeed's fork always saves them.
     grouped = arguments.get("group_query_attention")
@@ -166,12 +167,17 @@ def _tokenizer(arguments: dict[str, Any]) -> str:
 
 def _unknown_parts(arguments: dict[str, Any], *, holds_experts: bool) -> Iterator[str]:
     expert_names = () if holds_experts else ("num_experts",)
-    for name in ("rotary_interleaved", *expert_names, "multi_latent_attention", "mlp_type"):
+    for name in ("rotary_interleaved", *expert_names, "mlp_type"):
         value = arguments.get(name)
         if value not in (None, False, [1], "standard"):
             yield f"no flag expresses {name} {value} of its arguments"
-    if arguments.get("softmax_type") == "learnable":
+    unread = {
+        "attention sinks (softmax_type learnable)": arguments.get("softmax_type") == "learnable",
+        "latent attention (multi_latent_attention)": arguments.get("multi_latent_attention"),
+        "gates of a quick GELU (quick_geglu)": arguments.get("quick_geglu"),
+    }
+    for what in (what for what, is_given in unread.items() if is_given):
         yield (
-            "attention sinks (softmax_type learnable) are not read from Megatron-LM's files; from "
-            "transformers' they are: tools/convert_checkpoint/from_hf.py"
+            f"{what} are not read from Megatron-LM's files; from transformers' they are: "
+            "tools/convert_checkpoint/from_hf.py"
         )

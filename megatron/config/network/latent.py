@@ -65,7 +65,7 @@ class LatentConfig:
 class LatentSpec:
     """Multi-head latent attention. The defaults, on disk, stand for a network without it.
 
-    A head's queries and keys have head_dim features, of which the last qk_pos_emb_head_dim are turned.
+    A head's queries and keys have head_dim features, of which the first qk_pos_emb_head_dim are turned.
     """
 
     kv_lora_rank: int = 0  # features of the latent of keys and values

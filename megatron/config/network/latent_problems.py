@@ -63,6 +63,21 @@ def _yarn_problems(model: ModelConfig) -> Iterator[str]:
         yield f"--rotary-scaling-factor {factor:g} and {other} contradict each other: give one of them"
     elif model.rope_type == "rope" and model.use_rope_scaling:
         yield "--rope-type rope and --use-rope-scaling contradict each other: give one of them"
+    if factor != 1 and model.rope_scaling_factor != ModelConfig.rope_scaling_factor:
+        yield (
+            f"--rotary-scaling-factor {factor:g} and --rope-scaling-factor {model.rope_scaling_factor:g} "
+            "are the same factor: give one of them"
+        )
+    if model.rope_type == "yarn" and model.use_rope_scaling and model.rope_scaling_type != "yarn":
+        yield (
+            f"--rope-type yarn and --rope-scaling-type {model.rope_scaling_type} contradict each "
+            "other: write --rope-scaling-type yarn"
+        )
+    if model.mscale != 1 and model.rope_attention_factor:
+        yield (
+            f"--mscale {model.mscale:g} and --rope-attention-factor {model.rope_attention_factor:g} "
+            "both scale the tables: give one of them"
+        )
     positions = stretched(model)
     if positions.use_rope_scaling and positions.rope_scaling_type == "yarn":
         return

@@ -250,7 +250,7 @@ def _length_problems(model: ModelConfig) -> Iterator[str]:
             f"--rope-scaling-type {rule}"
         )
     positions = model.max_position_embeddings or model.seq_length
-    pairs = int(head_dim_of(model) * model.rotary_percent) // 2
+    pairs = rotary_dim_of(model) // 2
     for flag, factors in (
         ("--rope-short-factors", model.rope_short_factors),
         ("--rope-long-factors", model.rope_long_factors),

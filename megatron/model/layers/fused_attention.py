@@ -25,8 +25,8 @@ def flash_or_other_attention(
 ) -> Tensor:
     """Attend by the flash-attn package, or by `sdpa_attention` where it lacks an argument.
 
-    The package has no spans, no bias and no sinks. Its ALiBi falls with the distance in both directions, which is the
-    ALiBi of this program when keys after the query are masked.
+    The package has no spans, no bias and no sinks. Its ALiBi falls with the distance in both directions,
+    which is the ALiBi of this program when keys after the query are masked.
     """
     if key.size(-1) != value.size(-1):
         return in_one_width(flash_or_other_attention, query, key, value, how)

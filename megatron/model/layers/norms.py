@@ -152,6 +152,10 @@ def residual_and_norm(
         pending: a tensor and its bias to add to `x` first, if `fuses_sum` of the norm.
     """
     if not fuses_sum(norm):
+        if pending:
+            raise ValueError(
+                "the norm was replaced: it does not add what the layer before left to it"
+            )
         return x, norm(x)
     residual, normed = norm(x, *(pending or ()), sums=True)
     return residual, normed

@@ -121,7 +121,7 @@ class Router(nn.Module):
     def finish_step(self, assigned: Tensor) -> None:
         """Change the bias by the loads of a step: [experts], the same on all ranks."""
         self._step_choices, self._step_micro_batches = 0.0, 0
-        if self.moe.router_bias and self.plan:
+        if self.moe.router_bias and self.plan and self.weight.requires_grad:
             loads = assigned[: self.num_experts].to(self.expert_bias)
             self.expert_bias += self.plan.bias_rate * (loads.mean() - loads).sign()
 

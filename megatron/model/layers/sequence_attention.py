@@ -31,8 +31,9 @@ class RingAttention:
     which sends them on while it computes; results of the steps are merged by their log-sum-exp.
     Backward sends them around again, followed by the sums of their gradients, which end at their
     owner. A rank computes its own block in two parts, overlapped with the first and the last
-    transfer. Attention sinks are merged last, at their rank. Blocks in which nothing is visible are skipped. Nothing but queries, keys, values,
-    result and log-sum-exp of this rank's positions is kept for backward.
+    transfer. Attention sinks are merged last, at their rank. Blocks in which nothing is visible are
+    skipped. Nothing but queries, keys, values, result and log-sum-exp of this rank's positions is kept
+    for backward.
 
     Args:
         group: the ranks that divide the sequence, two or more.

@@ -77,9 +77,9 @@ class ParallelTransformerLayerPipe(Block):
     def leave_sum_to(self, following: Any) -> None:
         """Leave the last addition to a layer whose first norm adds: a pass less.
 
-        Not to derived layers, which may read `LayerInput.hidden` alone.
+        Not derived layers, nor to them: they may read `LayerInput.hidden` alone.
         """
-        is_plain = type(following) is ParallelTransformerLayerPipe
+        is_plain = type(self) is type(following) is ParallelTransformerLayerPipe
         # Compiled layers are alike as long as none has an attribute of its own.
         if is_plain and fuses_sum(following.input_layernorm):
             self.hands_over = True

@@ -156,8 +156,8 @@ class Family:
     def left_out(self, spec: ModelSpec) -> Callable[[str], bool]:
         """Return a function from the name of a tensor in files to whether it is left out.
 
-        That are layers of multi-token prediction beyond those of `spec`, and their copies of the
-        embedding and of the head.
+        Left out are layers of multi-token prediction beyond those of `spec`, and the copies of the
+        embedding and of the head in all of them.
         """
         before, after = map(re.escape, self.layers.split("{}"))
         layer = re.compile(f"{before}(\\d+){after}(.*)")

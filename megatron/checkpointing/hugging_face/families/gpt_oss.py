@@ -21,19 +21,14 @@ from megatron.checkpointing.hugging_face.families.llama import (
     layer_types,
     window_above_values,
 )
+from megatron.checkpointing.hugging_face.families.mixtures import layers_with_experts, num_experts
 from megatron.checkpointing.hugging_face.families.tensor_mapping import Transposed
-from megatron.config.network.experts import MoESpec
 from megatron.config.network.model_spec import ModelSpec
 from megatron.config.parsing.files import Values
 
 _SIGMOID_GAIN = 1.702  # of quick_geglu
 _OFFSET = 1.0
 _LIMIT, _WINDOW = 7.0, 128  # defaults of swiglu_limit and sliding_window
-
-
-def _experts(spec: ModelSpec) -> int:
-    """Return the experts of a layer; 2 for a network without experts."""
-    return max((2, *spec.part(MoESpec).num_experts))
 
 
 def _needs(spec: ModelSpec) -> Allowed:
@@ -45,7 +40,7 @@ def _needs(spec: ModelSpec) -> Allowed:
         "activation": ("quick_geglu",),
         "glu_clamp": (spec.mlp.glu_clamp or _LIMIT,),
         "glu_offset": (_OFFSET,),
-        "num_experts": ((_experts(spec),) * spec.num_layers,),
+        "num_experts": (layers_with_experts(spec, []),),
         "router_linear_bias": (True,),
         "router_normalises": (True,),
     }
@@ -76,7 +71,7 @@ GPT_OSS = Family(
         # transformers requires one even where no layer has it.
         "sliding_window": lambda spec: spec.attention.window or _WINDOW,
         "layer_types": layer_types,
-        "num_local_experts": _experts,
+        "num_local_experts": num_experts,
         "num_experts_per_tok": "experts_per_token",
         "hidden_act": lambda _: "silu",  # not read: the experts' activation is fixed
         "swiglu_alpha": lambda _: _SIGMOID_GAIN,

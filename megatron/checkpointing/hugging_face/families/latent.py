@@ -65,7 +65,9 @@ def latent_values(config: HuggingFaceConfig) -> dict[str, Any]:
     if rope.get("mscale_all_dim") and rope.get("rope_type", rope.get("type")) == "yarn":
         scales = {"mscale_all_dim": float(rope["mscale_all_dim"])}
         if not rope.get("mscale") and rope.get("attention_factor") is None:
-            scales["rope_attention_factor"] = yarn_scale(rope["factor"], 1.0)
+            length = rope.get("original_max_position_embeddings")
+            factor = rope.get("factor") or config["max_position_embeddings"] / length
+            scales["rope_attention_factor"] = yarn_scale(factor, 1.0)
     return {
         "multi_latent_attention": True,
         "qk_layernorm": True,
