@@ -60,7 +60,6 @@ _SET_BY = {
     "residual_experts": "--mlp-type",
     "router_normalises": "--moe-router-pre-softmax, --topk",
     "num_token_types": "--bert-no-binary-head",
-    "kv_lora_rank": "--multi-latent-attention",
 }
 """What sets the fields of which no flag has the value."""
 

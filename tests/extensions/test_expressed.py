@@ -157,6 +157,7 @@ FITTING = {
     "expert_ffn_hidden_size": ("shared_expert_ffn_hidden_size",),
     "head_dim": ("rotary_dim",),
     "linear_bias": ("qkv_bias",),
+    "router_groups": ("router_group_best",),
 }
 """Fields that others have to fit, with those that may be refused in their place."""
 

@@ -1,6 +1,6 @@
 """Networks with multi-head latent attention, in transformers' configs."""
 
-from transformers import DeepseekV2Config, DeepseekV3Config, Glm4MoeLiteConfig
+from transformers import DeepseekV2Config, DeepseekV3Config, Glm4MoeLiteConfig, MiniCPM3Config
 
 _SMALL = {
     "vocab_size": 30,
@@ -62,6 +62,19 @@ CASES = {
         n_routed_experts=4,
         num_experts_per_tok=2,
         mlp_layer_types=["dense", "sparse", "dense"],
+    ),
+    "minicpm3": MiniCPM3Config(**_SMALL, scale_emb=3, scale_depth=1.4, dim_model_base=8),
+    "minicpm3, longrope": MiniCPM3Config(
+        **{**_SMALL, "q_lora_rank": None},
+        dim_model_base=None,
+        tie_word_embeddings=False,
+        rope_parameters={
+            "rope_type": "longrope",
+            "rope_theta": 10000.0,
+            "short_factor": [1.0, 1.5],
+            "long_factor": [2.0, 3.5],
+            "original_max_position_embeddings": 16,
+        },
     ),
 }
 """Networks of transformers by name."""

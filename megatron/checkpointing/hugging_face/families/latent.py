@@ -39,8 +39,12 @@ from megatron.config.parsing.files import Values
 _LATENT_EPSILON = 1e-6  # of the classes' norms of latents, whatever rms_norm_eps is
 
 
+def _turned(spec: ModelSpec) -> int:
+    return spec.part(LatentSpec).qk_pos_emb_head_dim
+
+
 def _plain(spec: ModelSpec) -> int:
-    return spec.attention.head_dim - spec.part(LatentSpec).qk_pos_emb_head_dim
+    return spec.attention.head_dim - _turned(spec)
 
 
 def latent_needs(spec: ModelSpec) -> Allowed:
@@ -49,7 +53,7 @@ def latent_needs(spec: ModelSpec) -> Allowed:
     return {
         **dict.fromkeys(("hidden_size", "attention_output_bias", "rotary_dim", "head_dim")),
         **dict.fromkeys(("q_lora_rank", "v_head_dim")),
-        "kv_lora_rank": (spec.part(LatentSpec).kv_lora_rank or "a number",),
+        "kv_lora_rank": (spec.part(LatentSpec).kv_lora_rank or 512,),
         "qk_pos_emb_head_dim": None,
         "latent_norm_epsilon": (_LATENT_EPSILON,),
         "qk_layernorm": (True,),
@@ -89,16 +93,6 @@ def _rope_scaling(spec: ModelSpec) -> dict[str, Any] | None:
     return {**rope, "mscale_all_dim": round(share, 9)}
 
 
-def _queries(spec: ModelSpec) -> TurnedRows:
-    turned = spec.part(LatentSpec).qk_pos_emb_head_dim
-    return TurnedRows(groups=spec.attention.num_attention_heads, turned=turned, is_first=True)
-
-
-def _keys(spec: ModelSpec) -> TurnedRows:
-    turned = spec.part(LatentSpec).qk_pos_emb_head_dim
-    return TurnedRows(groups=1, turned=turned, is_first=False)
-
-
 LATENT_KEYS: dict[str, Any] = {
     "q_lora_rank": lambda spec: spec.part(LatentSpec).q_lora_rank or None,
     "kv_lora_rank": "kv_lora_rank",
@@ -110,18 +104,36 @@ LATENT_KEYS: dict[str, Any] = {
 }
 """Entries of config.json of latent attention; see Family.keys."""
 
-LATENT: Table = {
-    "input_layernorm": "input_layernorm",
-    "self_attention.query": Modules(("self_attn.q_proj",), _queries),
-    "self_attention.q_down": "self_attn.q_a_proj",
-    "self_attention.q_layernorm": "self_attn.q_a_layernorm",
-    "self_attention.q_up": Modules(("self_attn.q_b_proj",), _queries),
-    "self_attention.kv_down": Modules(("self_attn.kv_a_proj_with_mqa",), _keys),
-    "self_attention.kv_layernorm": "self_attn.kv_a_layernorm",
-    "self_attention.kv_up": "self_attn.kv_b_proj",
-    "self_attention.dense": "self_attn.o_proj",
-}
-"""Modules of latent attention in a layer; see Family."""
+
+def latent_table(*, are_neighbors: bool = True) -> Table:
+    """Return the modules of latent attention in a layer; see Family.
+
+    Args:
+        are_neighbors: whether transformers turns neighboring features.
+    """
+
+    def queries(spec: ModelSpec) -> TurnedRows:
+        heads = spec.attention.num_attention_heads
+        return TurnedRows(
+            groups=heads, turned=_turned(spec), is_first=True, are_neighbors=are_neighbors
+        )
+
+    def keys(spec: ModelSpec) -> TurnedRows:
+        return TurnedRows(
+            groups=1, turned=_turned(spec), is_first=False, are_neighbors=are_neighbors
+        )
+
+    return {
+        "input_layernorm": "input_layernorm",
+        "self_attention.query": Modules(("self_attn.q_proj",), queries),
+        "self_attention.q_down": "self_attn.q_a_proj",
+        "self_attention.q_layernorm": "self_attn.q_a_layernorm",
+        "self_attention.q_up": Modules(("self_attn.q_b_proj",), queries),
+        "self_attention.kv_down": Modules(("self_attn.kv_a_proj_with_mqa",), keys),
+        "self_attention.kv_layernorm": "self_attn.kv_a_layernorm",
+        "self_attention.kv_up": "self_attn.kv_b_proj",
+        "self_attention.dense": "self_attn.o_proj",
+    }
 
 
 def _v2_needs(spec: ModelSpec) -> Allowed:
@@ -180,7 +192,7 @@ def _mlp_kinds(spec: ModelSpec) -> list[str]:
 
 _KEYS: dict[str, Any] = {**DEEPSEEK_KEYS, **LATENT_KEYS}
 del _KEYS["head_dim"]
-_NAMES = module_names(ROUTED, EXPERT_BIAS, shared_table("shared_experts"), attention=LATENT)
+_NAMES = module_names(ROUTED, EXPERT_BIAS, shared_table("shared_experts"), attention=latent_table())
 _V3_KEYS: dict[str, Any] = {
     **_KEYS,
     "rope_interleave": True,

@@ -19,6 +19,7 @@ from megatron.checkpointing.hugging_face.families.llama_kin import (
     SEED_OSS,
     SMOLLM3,
 )
+from megatron.checkpointing.hugging_face.families.minicpm import MINICPM3
 from megatron.checkpointing.hugging_face.families.mixtures import (
     DOTS1,
     GLM4_MOE,
@@ -45,7 +46,7 @@ DECODERS = (
 def decoders() -> tuple[Family, ...]:
     """Return the architectures of GPTs."""
     mixtures = (MIXTRAL, QWEN2_MOE, QWEN3_MOE, DOTS1, GLM4_MOE, GPT_OSS)
-    return (*mixtures, DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE, *DECODERS, ERNIE, GRANITE)
+    return (*mixtures, DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE, MINICPM3, *DECODERS, ERNIE, GRANITE)
 
 
 def all_families() -> list[Family]:
