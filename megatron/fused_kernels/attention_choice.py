@@ -148,7 +148,9 @@ def _not_compiled(work: AttentionWork) -> str | None:
     if work.device.type != "cuda" or not torch.cuda.is_available():
         return None
     obstacle: Callable[..., str | None] = import_dotted(f"{_FLEX}.compile_obstacle")
-    return obstacle(work.spec.attention.head_dim, work.dtype, work.device)
+    attention = work.spec.attention
+    form = {"value_dim": work.spec.value_dim, "has_sinks": attention.has_sinks}
+    return obstacle(attention.head_dim, work.dtype, work.device, **form)
 
 
 def _not_deterministic(work: AttentionWork) -> str | None:

@@ -120,17 +120,36 @@ def flex_attention(
     return mixed * share[..., None].to(mixed.dtype)
 
 
-def compile_obstacle(head_dim: int, dtype: torch.dtype, device: torch.device) -> str | None:
+def compile_obstacle(
+    head_dim: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    value_dim: int | None = None,
+    has_sinks: bool = False,
+) -> str | None:
     """Return why FlexAttention cannot be compiled on this GPU, by this PyTorch; None if it can.
 
     Compiles a call of one block, forward and backward, apart from the calls of layers.
+
+    Args:
+        value_dim: features of values, if they are narrower than queries and keys.
+        has_sinks: whether attention has sinks, and so needs the log-sum-exp.
     """
     x = torch.ones(1, 1, BLOCK, head_dim, dtype=dtype, device=device, requires_grad=True)
 
     def attend(x: Tensor) -> Any:
         from torch.nn.attention import flex_attention as torch_flex
 
-        return torch_flex.flex_attention(x, x, x, score_mod=modified, block_mask=blocks)
+        result: Any = torch_flex.flex_attention(
+            x,
+            x,
+            x[..., :value_dim],
+            score_mod=modified,
+            block_mask=blocks,
+            return_aux=torch_flex.AuxRequest(lse=True) if has_sinks else None,
+        )
+        return result[0] + result[1].lse[..., None] if has_sinks else result
 
     try:
         last_bq = torch.arange(BLOCK, device=device)[None]

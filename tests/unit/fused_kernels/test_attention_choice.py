@@ -97,8 +97,8 @@ def compiles_nothing(monkeypatch, gpus):
     def compile_function(*_, **__):
         raise TypeError("unexpected keyword argument")
 
-    def obstacle(head_dim, dtype, device):
-        return compile_obstacle(head_dim, dtype, torch.device("cpu"))
+    def obstacle(head_dim, dtype, device, **form):
+        return compile_obstacle(head_dim, dtype, torch.device("cpu"), **form)
 
     gpus(1)
     monkeypatch.setattr(flex_attention, "compile_function", compile_function)
@@ -122,13 +122,14 @@ def test_a_small_call_finds_out_what_cannot_be_compiled(monkeypatch):
         compiled = compile_function(function, backend="eager", **options)
         traced.append(function)
         # CPUs have no backward pass of FlexAttention.
-        return lambda x: compiled(x.detach()) * x
+        return lambda x: compiled(x.detach()) * x[..., :1]
 
     small = (16, torch.bfloat16, torch.device("cpu"))
     assert "cannot compile it: " in str(compile_obstacle(*small))
     monkeypatch.setattr(flex_attention, "compile_function", compile_forward)
     assert compile_obstacle(*small) is None
-    assert len(traced) == 1
+    assert compile_obstacle(*small, value_dim=8, has_sinks=True) is None
+    assert len(traced) == 2
 
 
 def test_a_flag_is_followed_unless_the_package_lacks_the_mask():
