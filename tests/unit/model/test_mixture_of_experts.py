@@ -231,6 +231,9 @@ def test_the_bias_moves_by_one_rate_and_stays_in_32_bits():
     router.bfloat16()
     assert (router.weight.dtype, router.expert_bias.dtype) == (torch.bfloat16, torch.float32)
     assert_close(router.expert_bias, expected)
+    router.weight.requires_grad_(False)  # frozen
+    router.finish_step(torch.tensor([0, 5, 10, 5, 5, 5, 5, 5]))
+    assert_close(router.expert_bias, expected)
 
 
 def test_sinkhorn_chooses_evenly_in_training():

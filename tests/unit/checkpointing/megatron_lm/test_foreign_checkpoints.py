@@ -299,6 +299,10 @@ def test_settings_that_megatron_has_by_the_same_name_are_read():
     with problem("sinks … softmax_type learnable … from_hf.py", CheckpointError):
         values_of(Namespace(softmax_type="learnable"))
     assert values_of(Namespace(softmax_type="off-by-one"))["softmax_type"] == "off-by-one"
+    assert values_of(Namespace(no_rope_freq=[0, 0, 1]))["no_rope_freq"] == "[0,0,1]"
+    for what in ("multi_latent_attention", "quick_geglu"):
+        with problem(f"{what} … not read from Megatron-LM's files", CheckpointError):
+            values_of(Namespace(**{what: True}))
     values = values_of(Namespace(use_rope_scaling=True, rope_scaling_factor=4.0))
     assert {"use_rope_scaling": True, "rope_scaling_factor": 4.0}.items() <= values.items()
 

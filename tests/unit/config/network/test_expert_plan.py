@@ -100,6 +100,10 @@ def test_flags_of_both_systems_mean_the_same():
             "--moe-ffn-hidden-size 9 is not a multiple of the 2 ranks that share each expert",
         ),
         (
+            "--num-experts 2 --ffn-hidden-size 9 --expert-tensor-parallel-size 2",
+            "--ffn-hidden-size 9 is not a multiple of the 2 ranks that share each expert",
+        ),
+        (
             "--num-experts 2 --expert-tensor-parallel-size 2 --zero-stage 3",
             "--moe-expert-parallel-size 1 without --expert-tensor-parallel-size",
         ),
