@@ -83,7 +83,7 @@ def test_batches_are_not_blamed_for_processes_that_are_left_over():
         (
             2,
             "--global-batch-size 6",
-            "--global-batch-size 6 … --micro-batch-size 2 * 2 replicas = 4; --elastic",
+            "--global-batch-size 6 … --micro-batch-size 2 * 2 replicas = 4: write 8; --elastic",
         ),
     ],
 )

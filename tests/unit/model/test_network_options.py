@@ -44,6 +44,10 @@ NO_EFFECT = {
     "final_logit_softcapping classifier of a decoder": "the same",
     "logits_scaling classifier of a decoder": "the same",
     "mtp_loss_scaling_factor": "the loss has it, not the network",
+    **dict.fromkeys(
+        ("moe_router_group_best bert", "moe_router_group_best classifier"),
+        "the few tokens here get the same experts",
+    ),
 }
 
 

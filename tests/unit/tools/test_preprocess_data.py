@@ -94,12 +94,12 @@ def test_several_inputs_and_keys_are_taken(directory):
     ("line", "code", "errors"),
     [
         (
-            "--input corpus.txt --output-prefix out TOKENIZER --dataset-impl mmap",
+            "--input corpus.txt --input-format json --output-prefix out TOKENIZER --dataset-impl mmap",
             2,
             ["--vocab-file and --merge-file; --merge-file missing", "corpus.txt, line 1: not JSON"],
         ),
         (
-            "--input corpus.txt --output-prefix out TOKENIZER --merge-file merges.txt",
+            "--input corpus.txt --input-format json --output-prefix out TOKENIZER --merge-file merges.txt",
             2,
             ["corpus.txt, line 1: not JSON: 'the plain text'"],
         ),
