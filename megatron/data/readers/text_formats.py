@@ -1,7 +1,7 @@
 """Plain text and JSON arrays as JSON lines, in pieces: memory does not grow with a file.
 
 A flag sets the separator of documents in a text; the first character identifies a JSON array, and the
-name of a file tells text from JSON.
+name of a file decides between text and JSON.
 """
 
 import codecs
