@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from megatron.config.architecture.architecture import network_of
 from megatron.config.architecture.attention_form import attention_form
 from megatron.config.architecture.counts import Weights, table_weights
+from megatron.config.parallelism.deepspeed_keys import has_bf16_optimizer
 from megatron.config.parsing.json_tree import value_at
 from megatron.config.plan.plan import Plan
 from megatron.pipeline.schedule import Grid
@@ -204,13 +205,7 @@ class _Sizes:
         self.weights_on_host = value_at(zero, "offload_param.device", "none") != "none"
         sums = value_at(plan.deepspeed, "data_types.grad_accum_dtype")
         self.gradient = 4 if sums == "fp32" else self.weight
-        # DeepSpeed has an optimizer of its own for this, which adds up in 32 bits by itself.
-        self.is_bf16_optimizer = (
-            plan.precision.dtype == "bf16"
-            and self.stage == 1
-            and not self.optimizer_on_host
-            and self.gradient == 4
-        )
+        self.is_bf16_optimizer = has_bf16_optimizer(plan.deepspeed)
 
     def weight_bytes(self, held: Weights) -> int:
         if self.stage < 3:

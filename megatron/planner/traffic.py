@@ -4,6 +4,7 @@ from dataclasses import astuple, dataclass
 
 from megatron.config.architecture.attention_form import attention_form
 from megatron.config.architecture.counts import table_weights
+from megatron.config.parallelism.deepspeed_keys import has_bf16_optimizer
 from megatron.config.parsing.json_tree import value_at
 from megatron.config.plan.plan import Plan
 from megatron.pipeline.stages import Stage
@@ -249,7 +250,7 @@ def _copies_volume(plan: Plan, weights: _Copied, number: int, *, held: int) -> V
             forward=ring * (1 - at_start) * weight,
             backward=ring * (1 - at_end) * gradient,
         )
-    if parallel.zero_stage == 0 or _is_bf16_optimizer(plan):
+    if parallel.zero_stage == 0 or has_bf16_optimizer(plan.deepspeed):
         gathered = ring * weight if parallel.zero_stage else 0.0
         return Volume(exposed=2 * ring * gradient + gathered)
     return _deepspeed_volume(plan, weights, number, weight=weight, gradient=gradient)
@@ -272,13 +273,6 @@ def _deepspeed_volume(
     # At stage 2 the end of one backward pass is followed by the next forward pass.
     at_end /= number if parallel.zero_stage == 2 and number else 1
     return Volume(exposed=ring * weight + at_end * once, backward=(1 - at_end) * once)
-
-
-def _is_bf16_optimizer(plan: Plan) -> bool:
-    """Whether the optimizer is DeepSpeed's of bf16: at ZeRO 1 with sums in fp32, on the device."""
-    precision = plan.precision
-    is_first = precision.dtype == "bf16" and plan.parallel.zero_stage == 1
-    return is_first and precision.fp32_gradients and not plan.optimizer.on_cpu
 
 
 def _tied_elements(plan: Plan, stage: Stage) -> int:

@@ -6,7 +6,7 @@ from source import REPOSITORY, import_graph, imported_modules, reached
 BUDGETS = {
     "megatron.model.gpt": 47,
     "megatron.objectives.gpt": 49,
-    "megatron.engine.build": 88,
+    "megatron.engine.build": 90,
     "pretrain_gpt.py": 278,
 }
 """Most modules of the package that each may reach, itself included. Lower them where you can."""

@@ -13,7 +13,12 @@ from typing import Any
 from megatron.common.errors import ConfigError, raise_if_any
 from megatron.config.optimization.batch_size import BatchPlan
 from megatron.config.optimization.curriculum import KEY as CURRICULUM
-from megatron.config.parallelism.deepspeed_keys import key_problems, renamed_keys
+from megatron.config.parallelism.deepspeed_keys import (
+    has_bf16_optimizer,
+    key_problems,
+    reduces_in_fp32_at_once,
+    renamed_keys,
+)
 from megatron.config.parsing.declaration import flags_of
 from megatron.config.parsing.json_tree import value_at
 
@@ -170,14 +175,12 @@ def merge_ds_config(
         _put(merged, "pipeline.grad_partitioned", False)
     _put(merged, "zero_optimization.stage", zero_stage)
     silent = _silent_defaults(zero_stage=zero_stage, dtype=dtype, fp32_gradients=fp32_gradients)
-    if overlaps_reduction:
-        silent |= _overlap_defaults(zero_stage, dtype, pipeline=pipeline)
     if value_at(merged, "zero_optimization.offload_optimizer") and not compiles_optimizer:
         # torch's Adam steps on the CPU as fast, and need not be compiled first.
         silent["zero_force_ds_cpu_optimizer"] = False
-    for key, value in silent.items():
-        if value_at(merged, key, ABSENT) is ABSENT:
-            _put(merged, key, value)
+    _put_absent(merged, silent)
+    if overlaps_reduction:
+        _put_absent(merged, _overlap_defaults(merged, zero_stage, pipeline=pipeline))
     return merged
 
 
@@ -185,10 +188,12 @@ BUCKET = 50_000_000
 """Elements of a bucket. DeepSpeed's 5e8 are more than most models have: nothing would overlap."""
 
 
-def _overlap_defaults(zero_stage: int, dtype: str, *, pipeline: int) -> dict[str, Any]:
+def _overlap_defaults(
+    merged: Mapping[str, Any], zero_stage: int, *, pipeline: int
+) -> dict[str, Any]:
     """Return values for absent keys that overlap gradient reduction, to owners, with the backward pass."""
     defaults: dict[str, Any] = {"reduce_bucket_size": BUCKET} if zero_stage else {}
-    if zero_stage == 1 and dtype == "bf16":
+    if has_bf16_optimizer(merged):
         defaults["allgather_bucket_size"] = BUCKET
     elif zero_stage in (1, 2):
         # Otherwise a bucket with gradients of several owners is all-reduced.
@@ -205,9 +210,9 @@ def bucket_size(merged: Mapping[str, Any]) -> int:
         merged: what DeepSpeed gets.
 
     Returns:
-        0 if it adds gradients to their sums after the backward pass, so that nothing can overlap.
+        0 if it does not reduce during the backward pass.
     """
-    if not value_at(merged, "bf16.immediate_grad_update", False):
+    if not reduces_in_fp32_at_once(merged):
         return 0
     zero = merged["zero_optimization"]
     return max(1, int(min(zero["reduce_bucket_size"], zero["allgather_bucket_size"])))
@@ -249,6 +254,12 @@ def _without_auto(tree: Mapping[str, Any]) -> dict[str, Any]:
         for key, value in tree.items()
         if value != "auto"
     }
+
+
+def _put_absent(tree: dict[str, Any], values: Mapping[str, Any]) -> None:
+    for key, value in values.items():
+        if value_at(tree, key, ABSENT) is ABSENT:
+            _put(tree, key, value)
 
 
 def _put(tree: dict[str, Any], key: str, value: Any) -> None:

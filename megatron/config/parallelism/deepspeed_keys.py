@@ -1,12 +1,15 @@
 """The keys of DeepSpeed's JSON by section: a misspelled key is refused with the nearest known one.
 
 DeepSpeed drops unknown top-level keys silently and refuses nested ones only after the engine has
-been given the JSON. The table matches the installed version: a test compares the two.
+been given the JSON. The table matches the installed version: a test compares the two. Here is also what
+its values decide together: whether DeepSpeed takes its bf16 optimizer, and can reduce in buckets.
 """
 
 import difflib
 from collections.abc import Iterator, Mapping
 from typing import Any
+
+from megatron.config.parsing.json_tree import value_at
 
 _QUANTIZED = "enabled num_bits q_type q_groups quantized_initialization post_init_quant"
 
@@ -203,3 +206,35 @@ def _hint(key: str, section: str) -> str:
     homes = sorted(home or "the top" for home, keys in SECTIONS.items() if key in keys)
     # "enabled" and its like are keys of many sections, so that none of them is a hint.
     return f"; it belongs in {homes[0]}" if len(homes) == 1 else "; take it out"
+
+
+def has_bf16_optimizer(merged: Mapping[str, Any]) -> bool:
+    """Whether DeepSpeed takes its bf16 optimizer: ZeRO 1 on the device, with fp32 sums of bf16 gradients.
+
+    Args:
+        merged: what DeepSpeed gets.
+    """
+    device = value_at(merged, "zero_optimization.offload_optimizer.device", "none")
+    return (
+        bool(value_at(merged, "bf16.enabled", False))
+        and value_at(merged, "data_types.grad_accum_dtype") == "fp32"
+        and value_at(merged, "zero_optimization.stage", 0) == 1
+        and device == "none"
+    )
+
+
+def reduces_in_fp32_at_once(merged: Mapping[str, Any]) -> bool:
+    """Whether the bf16 optimizer has each gradient in its sum as it comes, and plain sums are reduced.
+
+    Only then can buckets be reduced during the backward pass.
+
+    Args:
+        merged: what DeepSpeed gets.
+    """
+    return (
+        has_bf16_optimizer(merged)
+        and bool(value_at(merged, "bf16.immediate_grad_update", False))
+        and value_at(merged, "communication_data_type") == "fp32"
+        and value_at(merged, "gradient_predivide_factor", 1) == 1
+        and not value_at(merged, "prescale_gradients", False)
+    )

@@ -119,7 +119,7 @@ def _resolve(start: Start, vocab_size: int) -> Plan:
         ranks_per_expert=config.ranks_per_expert,
     )
     deepspeed = _merge_ds_config(start, parallel)
-    if _has_bf16_optimizer(start, parallel):
+    if _overlaps_reduction(start, parallel):
         parallel = replace(parallel, bucket_size=bucket_size(deepspeed))
     evaluation = plan_evaluation(config.evaluation, steps.batch)
     model = plan_model(
@@ -204,12 +204,3 @@ def _merge_ds_config(start: Start, parallel: ParallelPlan) -> dict[str, Any]:
 def _overlaps_reduction(start: Start, parallel: ParallelPlan) -> bool:
     copies = max(parallel.data * parallel.sequence, parallel.copies_of_experts)
     return copies > 1 and not start.zero.offloads
-
-
-def _has_bf16_optimizer(start: Start, parallel: ParallelPlan) -> bool:
-    """Whether DeepSpeed's bf16 optimizer divides its state over replicas that have the same weights."""
-    return (
-        (start.precision.dtype, start.zero.stage) == ("bf16", 1)
-        and start.precision.fp32_gradients
-        and _overlaps_reduction(start, parallel)
-    )

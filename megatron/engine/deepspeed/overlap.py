@@ -17,10 +17,10 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from megatron.config.parallelism.deepspeed_keys import reduces_in_fp32_at_once
 from megatron.engine.deepspeed.grad_stats import counted_gradients
 from megatron.engine.deepspeed.patches.grad_reduction import (
     own_gradients,
-    reduces_in_fp32_at_once,
     replace_bf16_reduction,
     replace_weight_gather,
     replica_groups,
@@ -211,7 +211,7 @@ def reduce_beside_backward(engine: Any, groups: Groups) -> GradientReduction | N
     Returns:
         None for another optimizer, and where DeepSpeed's JSON wants sums that this does not compute.
     """
-    if not reduces_in_fp32_at_once(engine):
+    if not reduces_in_fp32_at_once(engine.config):
         return None
     module = engine.module
     shared = module.get_tied_weights_and_groups() if groups.topology.pipeline > 1 else []
@@ -237,7 +237,7 @@ def gather_beside_forward(engine: Any) -> ParameterGather | None:
     Returns:
         None for another optimizer, and without other replicas.
     """
-    if not reduces_in_fp32_at_once(engine):
+    if not reduces_in_fp32_at_once(engine.config):
         return None
     if all(group.size() == 1 for group in replica_groups(engine.optimizer)):
         return None

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 from deepspeed.runtime.engine import DeepSpeedEngine
 
+from megatron.config.parallelism.deepspeed_keys import has_bf16_optimizer
 from megatron.engine.deepspeed import patches
 
 NAMES = {
@@ -145,3 +147,19 @@ def test_gradients_of_a_lone_replica_stay_where_they_are(build, micro_batch, mon
     monkeypatch.setattr(DeepSpeedEngine, "gradient_predivide_factor", lambda self: 2.0)
     engine.train_batch(iter([micro_batch(0)]))
     assert copied
+
+
+@pytest.mark.parametrize(
+    ("flags", "sums"),
+    [
+        (("--bf16",), "fp32"),
+        (("--bf16",), "bf16"),
+        (("--bf16", "--zero-stage", "2"), "fp32"),
+        ((), "fp32"),
+    ],
+)
+def test_the_json_tells_which_optimizer_deepspeed_takes(build, tmp_path, flags, sums):
+    file = tmp_path / "ds.json"
+    file.write_text(json.dumps({"data_types": {"grad_accum_dtype": sums}}))
+    engine = build(*flags, "--deepspeed_config", str(file))._engine
+    assert isinstance(engine.optimizer, BF16_Optimizer) == has_bf16_optimizer(engine.config)

@@ -118,18 +118,6 @@ def own_gradients(optimizer: Any) -> list[tuple[nn.Parameter, Tensor]]:
     return found
 
 
-def reduces_in_fp32_at_once(engine: Any) -> bool:
-    """Whether the bf16 optimizer has each gradient in its sum as it comes, and plain sums are reduced."""
-    optimizer = engine.optimizer
-    return (
-        isinstance(optimizer, BF16_Optimizer)
-        and optimizer.immediate_grad_update
-        and engine.communication_data_type == optimizer.grad_acc_dtype
-        and engine.gradient_predivide_factor() == 1
-        and engine.postscale_gradients()
-    )
-
-
 def replica_groups(optimizer: Any) -> list[dist.ProcessGroup]:
     """Return the ranks over which the bf16 optimizer divides each parameter group.
 

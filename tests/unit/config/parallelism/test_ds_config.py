@@ -74,6 +74,23 @@ def test_bf16_gradients_are_added_at_once_unless_the_json_decides(decide):
     assert "immediate_grad_update" not in decide({}).deepspeed["bf16"]
 
 
+def test_buckets_need_plain_fp32_sums_of_the_bf16_optimizer(decide):
+    def buckets(content, *flags):
+        return decide(content, *flags, world_size=2).parallel.bucket_size
+
+    assert buckets({}, "--bf16") == buckets({"gradient_predivide_factor": 1}, "--bf16") > 0
+    for content in (
+        {"bf16": {"immediate_grad_update": False}},
+        {"communication_data_type": "bfp16"},
+        {"data_types": {"grad_accum_dtype": "bf16"}},
+        {"gradient_predivide_factor": 2.0},
+        {"prescale_gradients": True},
+    ):
+        assert buckets(content, "--bf16") == 0, content
+    for flags in ((), ("--bf16", "--zero-stage", "2"), ("--bf16", "--cpu-optimizer")):
+        assert buckets({}, *flags) == 0, flags
+
+
 @pytest.mark.parametrize("silent", [{}, {"gradient_clipping": "auto"}])
 def test_no_clipping_is_written_too(decide, silent):
     # DeepSpeed's own default is 1.0.
