@@ -6,7 +6,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from megatron.checkpointing.manifest import STAGING, published_tags, read_manifest, tag_of
+from megatron.checkpointing.manifest import STAGING, Manifest, published_tags, read_manifest, tag_of
 from megatron.checkpointing.remote import fetch, local_directory
 from megatron.common.errors import (
     CheckpointError,
@@ -66,22 +66,29 @@ def read_saved_run(directory: str | None) -> SavedRun:
 
 
 def saved_progress(checkpoint: CheckpointConfig) -> Progress:
-    """Return the progress of the checkpoint that a run resumes from; none if it starts anew.
+    """Return the progress of the checkpoint that a run resumes from; none if it starts anew."""
+    found = manifest_to_load(checkpoint)
+    if found is None or not plan_checkpoint(checkpoint, trains=True).loads_progress:
+        return NO_PROGRESS
+    state = found[1].state
+    return Progress(state.iteration, state.samples, state.tokens)
 
-    The checkpoint is chosen later, when damaged ones are passed over: an unreadable manifest counts as
-    none.
+
+def manifest_to_load(checkpoint: CheckpointConfig) -> tuple[Path, Manifest] | None:
+    """Return the newest checkpoint of --load, or that of --ckpt-step, and its manifest.
+
+    The checkpoint is chosen later, when damaged ones are passed over: None for an unreadable manifest.
     """
     planned = plan_checkpoint(checkpoint, trains=True)
-    if not planned.load or not planned.loads_progress:
-        return NO_PROGRESS
+    if not planned.load:
+        return None
     try:
         tags = [tag_of(planned.step)] if planned.step else published_tags(Path(planned.load))
-        if not tags:
-            return NO_PROGRESS
-        state = read_manifest(Path(planned.load) / tags[0]).state
-        return Progress(state.iteration, state.samples, state.tokens)
+        for tag in tags[:1]:
+            return Path(planned.load) / tag, read_manifest(Path(planned.load) / tag)
     except CheckpointError:
-        return NO_PROGRESS
+        pass
+    return None
 
 
 def saved_architecture(directory: Path) -> str | None:

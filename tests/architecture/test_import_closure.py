@@ -7,7 +7,7 @@ BUDGETS = {
     "megatron.model.gpt": 47,
     "megatron.objectives.gpt": 49,
     "megatron.engine.build": 90,
-    "pretrain_gpt.py": 278,
+    "pretrain_gpt.py": 280,
 }
 """Most modules of the package that each may reach, itself included. Lower them where you can."""
 

@@ -7,7 +7,7 @@ from source import REPOSITORY, import_graph, imported_modules
 PAGE = (REPOSITORY / "docs" / "reading.md").read_text("utf-8")
 FILES = re.findall(r"(?m)^\d+\. `([^`]+)`", PAGE)
 
-MOST_LINES = 4650
+MOST_LINES = 4520
 MOST_NEIGHBOURS = 127
 """Modules that the twenty import and that are none of them. Lower it where you can."""
 

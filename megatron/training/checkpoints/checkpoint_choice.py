@@ -4,9 +4,8 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from megatron.checkpointing.compare import other_changes, require_same, table
+from megatron.checkpointing.compare import other_changes, table
 from megatron.checkpointing.manifest import (
     LOCK,
     FileRecord,
@@ -16,7 +15,7 @@ from megatron.checkpointing.manifest import (
     read_manifest,
     tag_of,
 )
-from megatron.checkpointing.megatron_lm.detect import RESHARDABLE, foreign_checkpoint_in
+from megatron.checkpointing.megatron_lm.detect import foreign_checkpoint_in
 from megatron.checkpointing.publish import other_latest, restore_replaced
 from megatron.checkpointing.resharding.universal import is_universal, with_universal
 from megatron.common.errors import (
@@ -26,12 +25,10 @@ from megatron.common.errors import (
     WrongCheckpointError,
     near,
 )
-from megatron.config.optimization.lr_schedule import SchedulePlan
 from megatron.config.plan.plan import Plan
-from megatron.config.plugins import missing_plugins
-from megatron.config.run.checkpoint import CheckpointPlan
 from megatron.data.datasets.run_datasets import CorpusUse
 from megatron.data.datasets.sample_order_check import other_order
+from megatron.training.checkpoints.checkpoint_fit import as_json, going_on, require_fit, resumes
 from megatron.training.checkpoints.system_info import differences, system_info
 from megatron.training.loop.collectives import from_rank_0, scatter
 
@@ -125,9 +122,9 @@ def log_changes(plan: Plan, chosen: Chosen) -> None:
             "%s was saved with other software or devices:\n%s",
             *(folder, table(different, what="what")),
         )
-    if not _goes_on(plan):
+    if not resumes(plan):
         return
-    resumed = as_json(going_on(plan, chosen).to_dict())
+    resumed = as_json(going_on(plan, chosen.folder, chosen.manifest).to_dict())
     if source := chosen.manifest.converted_from:
         log.warning(
             "%s was converted from %s: the data and the learning-rate schedule of its run are not "
@@ -144,7 +141,7 @@ def log_other_order(plan: Plan, chosen: Chosen, uses: Sequence[CorpusUse]) -> No
     Args:
         uses: what is read of each corpus for training.
     """
-    if not _goes_on(plan) or chosen.manifest.converted_from:
+    if not resumes(plan) or chosen.manifest.converted_from:
         return
     then, seq_length = chosen.manifest, plan.model.seq_length
     reasons = [
@@ -179,20 +176,6 @@ def with_weights_of(plan: Plan, directory: str) -> Plan:
     return replace(plan, checkpoint=checkpoint)
 
 
-def going_on(plan: Plan, chosen: Chosen) -> Plan:
-    """Return `plan` for the resumed run, with the checkpoint's learning rate if so configured."""
-    if plan.schedule.on_resume != "checkpoint":
-        return plan
-    schedule = _saved_schedule(chosen)
-    if plan.optimizer.embeddings_apart != (schedule.embedding_peak > 0):
-        raise WrongCheckpointError(
-            f"{chosen.folder} was saved {'with' if schedule.embedding_peak else 'without'} "
-            "--decoupled-lr, and --use-checkpoint-opt_param-scheduler continues its learning rates: "
-            "write the flag as the saved run had it, or --override-opt_param-scheduler"
-        )
-    return replace(plan, schedule=schedule)
-
-
 def warn_of_ended_decay(plan: Plan) -> None:
     """Warn that a run continues beyond the decay of its schedule to 0, where steps change nothing."""
     schedule, samples = plan.schedule, plan.training.train_samples
@@ -214,13 +197,6 @@ def with_saved_softmax(plan: Plan, manifest: Manifest) -> Plan:
     model, saved = plan.model, manifest.spec.vocabulary.padded_vocab_in_softmax
     vocabulary = model.vocabulary.with_softmax(counts_padding=saved)
     return replace(plan, model=replace(model, vocabulary=vocabulary))
-
-
-def as_json(tree: Any) -> Any:
-    """Return `tree` as it comes back from JSON: tuples as lists."""
-    if isinstance(tree, dict):
-        return {name: as_json(value) for name, value in tree.items()}
-    return [as_json(value) for value in tree] if isinstance(tree, list | tuple) else tree
 
 
 def warn_passed_over(folder: Path, why: str, before: int) -> None:
@@ -264,7 +240,7 @@ def _newest(
 ) -> Chosen | None:
     directory = Path(plan.checkpoint.load)
     if chosen := newest_readable(directory, tags, passed_over):
-        _require_fit(plan, chosen)
+        require_fit(plan, chosen.folder, chosen.manifest)
         return chosen
     if tags:
         raise _no_complete_checkpoint(plan)
@@ -327,67 +303,3 @@ def _no_complete_checkpoint(plan: Plan) -> WrongCheckpointError:
 def _join_tags(tags: Sequence[str]) -> str:
     more = len(tags) - _MOST_NAMED
     return ", ".join(tags[:_MOST_NAMED]) + (f" and {more} others" if more > 0 else "")
-
-
-def _require_fit(plan: Plan, chosen: Chosen) -> None:
-    """Refuse a checkpoint of another run, or of a plugin that this run does not have."""
-    sections = _ALL_PARTS if _goes_on(plan) else _OF_NETWORK
-    if plan.schedule.on_resume == "flags":
-        sections = sections - {"schedule"}
-    lost = [*missing_plugins(chosen.manifest.config, plan.plugins.modules, only=sections)]
-    if lost:
-        raise WrongCheckpointError(f"{chosen.folder}: " + "\n".join(lost))
-    folder, goes_on = str(chosen.folder), _goes_on(plan) and not chosen.manifest.converted_from
-    require_same(
-        chosen.manifest.plan,
-        as_json(plan.to_dict()),
-        folder,
-        with_optimizer=plan.checkpoint.loads_optimizer,
-        with_schedule=goes_on and plan.schedule.on_resume == "equal",
-        with_samples=goes_on,
-    )
-    _require_parts(chosen.manifest, plan.checkpoint, folder)
-    # What cannot be gone on with is refused before anything slow.
-    going_on(plan, chosen)
-
-
-_OF_NETWORK = frozenset({"model", "kernels"})
-_ALL_PARTS = _OF_NETWORK | {"optimizer", "schedule", "tokenizer", "plugins"}
-"""Sections of a config with parts of plugins that a run needs: which loads weights, or resumes."""
-
-
-def _goes_on(plan: Plan) -> bool:
-    return plan.checkpoint.loads_progress and not plan.evaluation.only
-
-
-def _require_parts(manifest: Manifest, requested: CheckpointPlan, folder: str) -> None:
-    """Refuse a checkpoint that was saved without the parts that this run loads."""
-    saved, source = manifest.checkpoint, manifest.converted_from
-    for is_there, wants, part, states in (
-        (
-            *(saved.saves_optimizer, requested.loads_optimizer, "optim"),
-            f"optimizer states (Megatron-LM's need {RESHARDABLE} when it saves)",
-        ),
-        (saved.saves_streams, requested.loads_streams, "rng", "RNG states"),
-    ):
-        if wants and not is_there:
-            how = f"converted from {source} without {states}"
-            raise WrongCheckpointError(
-                f"{folder} was {how if source else f'saved with --no-save-{part}'}: write "
-                f"--no-load-{part}, or --finetune for its weights alone"
-            )
-
-
-def _saved_schedule(chosen: Chosen) -> SchedulePlan:
-    if source := chosen.manifest.converted_from:
-        raise WrongCheckpointError(
-            f"{chosen.folder} was converted from {source}, without its learning rate: write "
-            "--override-opt_param-scheduler in place of --use-checkpoint-opt_param-scheduler"
-        )
-    try:
-        return replace(chosen.manifest.schedule, on_resume="checkpoint")
-    except CheckpointError as error:
-        raise WrongCheckpointError(
-            f"{chosen.folder} holds no learning rate that this version understands ({error}); "
-            "write --override-opt_param-scheduler"
-        ) from error

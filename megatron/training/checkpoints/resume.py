@@ -30,14 +30,13 @@ from megatron.engine.engine import Engine
 from megatron.tensor_parallel.rng import renewed_seed
 from megatron.training.checkpoints.checkpoint_choice import (
     Chosen,
-    as_json,
-    going_on,
     log_changes,
     log_other_order,
     next_older,
     warn_of_ended_decay,
     warn_passed_over,
 )
+from megatron.training.checkpoints.checkpoint_fit import as_json, going_on
 from megatron.training.loop.collectives import from_rank_0, gather_findings
 
 log = logging.getLogger(__name__)
@@ -69,7 +68,7 @@ def resume(
     log_changes(plan, chosen)
     if uses is not None:
         log_other_order(plan, chosen, uses)
-    plan = going_on(plan, chosen)
+    plan = going_on(plan, chosen.folder, chosen.manifest)
     warn_of_ended_decay(plan)
     load(engine, plan, chosen)
     if plan.checkpoint.loads_progress:

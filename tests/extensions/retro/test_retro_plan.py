@@ -10,7 +10,7 @@ from megatron.checkpointing.compare import other_changes
 from megatron.common.errors import ConfigError
 from megatron.config.plan.plan import plan
 from megatron.extensions.retro.flags import retro_layer_numbers
-from megatron.training.entry import require_startable
+from megatron.training.start_checks import require_startable
 
 LAYERS = "--num-layers", "9", "--retro-chunk-length", "3"
 

@@ -63,6 +63,11 @@ MISTAKES = [
     ("tools/checkpoint/util.py", "--model-type GPT --load-dir none --save-dir new", NEAR),
     ("tools/merge_mp_partitions.py", "--model-type GPT --load none", "none"),
     ("tools/convert_checkpoint/to_hf.py", "--load none --save new", NEAR),
+    (
+        "tools/convert_checkpoint/to_hf.py",
+        "--load model --save new",
+        "Hugging Face's format already",
+    ),
     ("tools/convert_checkpoint/from_hf.py", "--load none --save new", NEAR),
     ("tools/convert_checkpoint/lora_to_peft.py", "--load none --save new", "none"),
     ("tools/generate_samples_gpt.py", "--prompt a", "--load"),
@@ -108,6 +113,8 @@ def ending(tmp_path, monkeypatch, command_line, capsys):
     for suffix in ("bin", "idx"):
         (tmp_path / f"broken.{suffix}").write_bytes(b"garbage")
     (tmp_path / "nones").mkdir()
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
     monkeypatch.chdir(tmp_path)
     before = signal.getsignal(signal.SIGTERM)
 
