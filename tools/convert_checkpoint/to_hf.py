@@ -12,10 +12,11 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs from anywhere
 
 from megatron.checkpointing.manifest import Manifest, checkpoint_of, read_manifest
+from megatron.checkpointing.megatron_lm.detect import foreign_checkpoint_in, system_of
 from megatron.checkpointing.remote import local_checkpoint, local_folder
 from megatron.common import logging as log
 from megatron.common.cli import run_tool
-from megatron.common.errors import ConfigError, raise_if_any
+from megatron.common.errors import ConfigError, WrongCheckpointError, raise_if_any
 from megatron.common.registry import EXPORTERS
 from megatron.config.config import plugins_in
 from megatron.config.data.tokenizer import TokenizerConfig
@@ -37,7 +38,7 @@ def main(argv: Sequence[str]) -> None:
     given = peek(argv)
     load, cache = given.get("load"), cache_of(urls_in(given))
     directory = local_checkpoint(load, cache) if load else None
-    saved = read_manifest(checkpoint_of(directory)) if directory else None
+    saved = _manifest_in(directory) if directory else None
     modules = plugins_in(argv)
     load_plugins(modules)
     raise_if_any(missing_plugins(saved.config if saved else {}, modules))
@@ -81,6 +82,18 @@ def main(argv: Sequence[str]) -> None:
     with local_folder(config.save, cache) as output:
         exported = export(job, output, config.exporter, own_flags)
     print(f"{config.save} holds {source} as {exported or config.exporter}")
+
+
+def _manifest_in(directory: Path) -> Manifest:
+    """Read the manifest of the newest checkpoint; refuse what another program wrote."""
+    if system_of(directory) == "hugging_face":
+        raise WrongCheckpointError(
+            f"--load {directory} is in Hugging Face's format already (it has a config.json and no "
+            "manifest.json): give the --save directory of a run"
+        )
+    if foreign := foreign_checkpoint_in(directory):
+        raise WrongCheckpointError(f"--load {directory} is {foreign}")
+    return read_manifest(checkpoint_of(directory))
 
 
 def _tokenizer_of(given: Given, saved: Manifest) -> dict[str, object]:
