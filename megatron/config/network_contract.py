@@ -10,16 +10,13 @@ from megatron.common.errors import ConfigError
 from megatron.common.registry import NETWORKS, OBJECTIVES
 from megatron.config.architecture.architecture import Architecture
 from megatron.config.architecture.options import ignored_options
-from megatron.config.config import Config
+from megatron.config.config import SECTIONS, Config
 from megatron.config.data.objective import ObjectiveName
 from megatron.config.flag_names import flag_setting
-from megatron.config.network.experts import ExpertConfig
-from megatron.config.network.lora import LoraConfig
 from megatron.config.network.model import ModelConfig
 from megatron.config.network.model_problems import flag_problems
 from megatron.config.network.model_resolution import position_of, resolve_model
-from megatron.config.network.model_spec import ModelSpec, flat, names_of
-from megatron.config.network.prediction import PredictionConfig
+from megatron.config.network.model_spec import OPTIONAL, ModelSpec, flat, names_of
 from megatron.config.objectives import declaration_of
 
 
@@ -56,16 +53,7 @@ class Network(Architecture):
 
 def plain_spec(config: Config, *, vocab_size: int, tensor: int) -> ModelSpec:
     """Return the spec of a GPT with the options that all networks of `config` share."""
-    return resolve_model(
-        config.model,
-        config.experts,
-        config.lora,
-        config.prediction,
-        config.tokenizer,
-        vocab_size=vocab_size,
-        tensor=tensor,
-        norms_embedding=config.optimizer.use_bnb_optimizer,
-    )
+    return resolve_model(config, vocab_size=vocab_size, tensor=tensor)
 
 
 def option_problems(network: Network, config: Config) -> Iterator[str]:
@@ -79,9 +67,11 @@ def option_problems(network: Network, config: Config) -> Iterator[str]:
             num_attention_heads=model.num_attention_heads,
             seq_length=model.seq_length,
         ),
-        experts=ExpertConfig(),
-        lora=LoraConfig(),
-        prediction=PredictionConfig(),
+        **{
+            name: SECTIONS[name]()
+            for part in OPTIONAL.values()
+            if (name := part.section) != "model"
+        },
     )
     given, plain = (
         network.spec(plain_spec(each, vocab_size=1, tensor=1), each) for each in (config, bare)

@@ -13,7 +13,6 @@ from megatron.config.architecture.architecture import Architecture, Entry, netwo
 from megatron.config.architecture.attention_form import AttentionForm, attention_form
 from megatron.config.network.experts import MoESpec
 from megatron.config.network.model_spec import ModelSpec
-from megatron.config.network.prediction import PredictionSpec
 from megatron.config.plan.plan import Plan
 
 BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
@@ -156,7 +155,7 @@ class Activations:
             return self._logits_of(self._scored_activations.tokens)
         spec = self.plan.model
         table = spec.vocabulary.padded_vocab_size * spec.hidden_size // self._tensor
-        return 4 * table * self._scores_per_token + self.head_input()
+        return 4 * table * self.spec.scores_per_token + self.head_input()
 
     def loss(self) -> int:
         """Return the bytes that computing the loss takes for a moment on top of `logits`.
@@ -205,12 +204,7 @@ class Activations:
     def _scored_activations(self) -> "Activations":
         """Those of the samples whose logits are computed, once for each depth of prediction."""
         scored = self._network.scored_spec(self.spec)
-        return self.of(scored, samples=self._scores_per_token)
-
-    @property
-    def _scores_per_token(self) -> int:
-        """How often each token gets logits: of the next token, and of later ones."""
-        return 1 + self.spec.part(PredictionSpec).prediction_depths
+        return self.of(scored, samples=self.spec.scores_per_token)
 
     def cross_attention(self, source: "Activations") -> int:
         """Return the activations of cross-attention to `source`, and of the norm before it."""

@@ -14,7 +14,6 @@ from megatron.config.architecture.architecture import network_of
 from megatron.config.architecture.attention_form import attention_form
 from megatron.config.architecture.counts import core_features
 from megatron.config.network.model_spec import ModelSpec
-from megatron.config.network.prediction import PredictionSpec
 from megatron.config.plan.plan import Plan
 from megatron.planner.activations import BYTES, Activations
 from megatron.planner.devices import Device
@@ -92,7 +91,7 @@ def times_of(plan: Plan, device: Device, flops: float) -> Times:
     passed += activations.tokens * mlp_passes * spec.mlp.ffn_hidden_size / parallel.tensor
     logits = (
         activations.tokens * spec.vocabulary.padded_vocab_size / parallel.tensor / parallel.pipeline
-    ) * (1 + _depths(spec))
+    ) * spec.scores_per_token
     weights = max(weights_of(plan, stage).total for stage in stages_of(plan))
     first, further = GRADIENT_BYTES[is_mixed]
     on_all, divided = STEP_BYTES[is_mixed]
@@ -151,7 +150,7 @@ def _slowdown(plan: Plan, operand: float) -> float:
     layers = _num_layers(spec)
     shapes = [(layers, *sizes) for sizes in _layer_shapes(plan)]
     vocabulary = spec.vocabulary.padded_vocab_size / plan.parallel.tensor
-    shapes.append((1 + _depths(spec), spec.hidden_size, vocabulary))
+    shapes.append((spec.scores_per_token, spec.hidden_size, vocabulary))
     total = longer = 0.0
     for count, inputs, outputs in shapes:
         operations = count * inputs * outputs
@@ -180,10 +179,6 @@ def _num_layers(spec: ModelSpec) -> int:
     """Return the number of transformer layers that a token passes, of all stacks and depths."""
     entries = network_of(spec).entries(spec)
     return sum((entry.kind == "block") + entry.depths for entry in entries)
-
-
-def _depths(spec: ModelSpec) -> int:
-    return spec.part(PredictionSpec).prediction_depths
 
 
 def _attention_s(plan: Plan, core: float, again: float, device: Device) -> float:

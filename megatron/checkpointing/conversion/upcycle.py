@@ -34,7 +34,6 @@ from megatron.common.version import VERSION
 from megatron.config.architecture.architecture import network_of
 from megatron.config.checks.experts import problems_of_flags
 from megatron.config.network.experts import ExpertConfig, MoESpec, moe_spec, plan_experts
-from megatron.config.network.layer_pattern import experts_of_layers
 from megatron.config.network.model_spec import ModelSpec, flat
 
 _EXPERTS, _ROUTER = ".mlp.experts.", ".mlp.router."
@@ -76,7 +75,7 @@ def upcycle(source: Path, directory: Path, experts: ExpertConfig, granularity: i
         )
     raise_if_any(_problems(dense, experts, granularity))
     experts = replace(experts, moe_ffn_hidden_size=dense.mlp.ffn_hidden_size // granularity)
-    spec = replace(dense, moe=moe_spec(experts, experts_of_layers(experts, dense.num_layers)))
+    spec = replace(dense, moe=moe_spec(experts, dense.num_layers))
     full = read_checkpoint(folder, manifest, optimizer=False)
     makers = {
         name: partial(_parameter, full, name, tuple(parameter.shape), spec, granularity)
@@ -95,7 +94,7 @@ def _problems(dense: ModelSpec, experts: ExpertConfig, granularity: int) -> Iter
     if found or not experts.num_experts or max(experts.num_experts) < 2:
         yield from found or ["--num-experts is required: 2 or more"]
         return
-    moe = moe_spec(experts, experts_of_layers(experts, dense.num_layers)) or MoESpec()
+    moe = moe_spec(experts, dense.num_layers) or MoESpec()
     slices, width = granularity, dense.mlp.ffn_hidden_size
     flag = f"--moe-upcycling-granularity {slices}"
     if slices < 1 or width % slices:

@@ -1,10 +1,13 @@
 """Options that layers read, as fields of ModelSpec: a network refuses options it does not name."""
 
-from megatron.config.network.experts import MoESpec
-from megatron.config.network.latent import LatentSpec
-from megatron.config.network.lora import LoraSpec
-from megatron.config.network.model_spec import ModelSpec, defaults_of, every_field, flat, names_of
-from megatron.config.network.prediction import PredictionSpec
+from megatron.config.network.model_spec import (
+    OPTIONAL,
+    ModelSpec,
+    defaults_of,
+    every_field,
+    flat,
+    names_of,
+)
 
 COMMON = frozenset(
     (
@@ -31,12 +34,8 @@ EMBEDDING = frozenset(("embed_layernorm", "scaled_embedding", "tied_embeddings")
 """Options of `EmbeddingPipe`, and of logits with an untied table."""
 STREAM = frozenset(("parallel_residual", "residual_after_norm", "sandwich_norm"))
 _WINDOWS = ("window", "full_attention_layers", "rotary_local_base")
-_GROUPS: tuple[tuple[str, ...], ...] = (
-    _WINDOWS,
-    *map(names_of, (LoraSpec, MoESpec, PredictionSpec, LatentSpec)),
-)
+_GROUPS: tuple[tuple[str, ...], ...] = (_WINDOWS, *map(names_of, OPTIONAL.values()))
 """The first option of each group decides whether the rest have an effect."""
-LORA, EXPERTS, PREDICTION = map(frozenset, _GROUPS[1:4])
 
 DECODER = every_field() - {"relative_buckets", "relative_max_distance"}
 """All options of a GPT, also ones added later: its layers are the reference for other networks."""

@@ -8,9 +8,9 @@ from megatron.config.network.experts import (
     ExpertConfig,
     balancing_of,
     drops_tokens,
+    experts_of_layers,
     experts_per_token,
 )
-from megatron.config.network.layer_pattern import experts_of_layers
 from megatron.config.network.model_resolution import ffn_hidden_size_of
 from megatron.config.parallelism.layout import padded_length, sequence_size, uses_ring
 from megatron.config.parsing.declaration import range_problems

@@ -2,56 +2,33 @@
 
 from collections.abc import Iterator
 
-from megatron.common.registry import NETWORKS, OBJECTIVES, POSITION_EMBEDDINGS
+from megatron.common.registry import NETWORKS, OBJECTIVES
 from megatron.config.checks.compilation import compile_problems
 from megatron.config.checks.pipeline import split_backward_problems
 from megatron.config.checks.sequence import ring_problems
 from megatron.config.checks.start import Start
 from megatron.config.network.kernels import kernels_problems
-from megatron.config.network.latent_problems import latent_problems
-from megatron.config.network.lora import lora_problems
 from megatron.config.network.model_problems import model_problems
-from megatron.config.network.model_resolution import position_of
-from megatron.config.network.prediction import prediction_problems
 from megatron.config.network_contract import decoder_stack_problems
 from megatron.config.optimization.curriculum import has_curriculum
-from megatron.config.parallelism.layout import parallel_problems, sequence_flags
+from megatron.config.parallelism.layout import parallel_problems
 from megatron.config.parallelism.precision import fp8_problems, precision_problems
 
 
 def network_problems(start: Start) -> Iterator[str]:
-    """Yield problems of the network and its parallel layout."""
-    config = start.config
-    tensor = max(1, config.parallel.tensor_model_parallel_size)
-    yield from model_problems(config.model, tensor=tensor)
-    yield from latent_problems(config.model, config.kernels, config.lora)
-    yield from lora_problems(
-        config.lora, num_experts=config.experts.num_experts, bitfit=config.optimizer.bitfit
-    )
+    """Yield problems of the network without its optional parts."""
+    tensor = max(1, start.config.parallel.tensor_model_parallel_size)
+    yield from model_problems(start.config.model, tensor=tensor)
+
+
+def layout_problems(start: Start) -> Iterator[str]:
+    """Yield problems of the parallel layout."""
     yield from parallel_problems(
-        config.parallel,
+        start.config.parallel,
         world_size=start.world_size,
         num_layers=start.num_layers,
-        depths=config.prediction.mtp_num_layers,
+        depths=start.config.prediction.mtp_num_layers,
         zero_stage=start.zero.given_stage,
-    )
-
-
-def later_token_problems(start: Start) -> Iterator[str]:
-    """Yield why a run cannot train multi-token prediction."""
-    config, position = start.config, position_of(start.config.model)
-    sees_prefix = start.declaration.sees_prefix or config.objective.prefixlm
-    yield from prediction_problems(
-        config.prediction,
-        unbuilt={
-            "--position-embedding-type learned_absolute": position == "learned",
-            f"--position-embedding-type {position}": POSITION_EMBEDDINGS.is_own(position),
-            "--embed-layernorm": config.model.embed_layernorm or config.optimizer.use_bnb_optimizer,
-            "--lora-rank": config.lora.lora_rank > 0,
-            "prefixes whose tokens see each other": sees_prefix,
-            "the objective of a plugin": OBJECTIVES.is_own(start.objective),
-            **{flag: size > 1 for flag, size in sequence_flags(config.parallel).items()},
-        },
     )
 
 

@@ -1,9 +1,11 @@
 """Mixture of experts (MoE): flags, the layers that have experts, router and routing."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
-from megatron.config.parsing.declaration import setting
+from megatron.config.network.layer_pattern import is_of_layers, pattern_of
+from megatron.config.network.spec_part import SpecPart
+from megatron.config.parsing.declaration import resolve, setting
 
 _NO_LIMIT = "; --disable-moe-token-dropping takes the limit away"
 
@@ -149,8 +151,10 @@ class ExpertConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MoESpec:
-    """Mixtures of experts in place of MLPs. The defaults, on disk, stand for a network without any."""
+class MoESpec(SpecPart):
+    """Mixtures of experts in place of MLPs."""
+
+    section: ClassVar[str] = "experts"
 
     num_experts: tuple[int, ...] = ()  # of each layer, 1 for an ordinary MLP
     experts_per_token: int = 1
@@ -166,6 +170,11 @@ class MoESpec:
     router_groups_per_token: int = 0
     router_linear_bias: bool = False  # of the products that scores are computed from
     router_group_best: int = 0  # experts of a group whose scores are its own; 0: its share
+
+    @classmethod
+    def of(cls, config: Any) -> "MoESpec | None":
+        """Return experts, shared experts and router; None without experts: see `SpecPart`."""
+        return moe_spec(config.experts, config.model.num_layers)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,8 +231,53 @@ def drops_tokens(experts: ExpertConfig) -> bool:
     return not is_megatron_lm(experts) or any(factor is not None for factor in factors)
 
 
-def moe_spec(experts: ExpertConfig, num_experts: tuple[int, ...]) -> MoESpec | None:
-    """Return experts, shared experts and router; None without experts."""
+def experts_of_layers(experts: ExpertConfig, num_layers: int) -> tuple[int, ...]:
+    """Return the number of experts of each layer, 1 for an ordinary MLP; () where all are.
+
+    Raises:
+        ValueError: --moe-layer-freq or the length of --num-experts does not fit the layers.
+    """
+    if experts.num_experts is None:
+        return ()
+    moe_layers = _moe_layers(experts, num_layers)
+    counts = experts.num_experts
+    if max(counts) > 1 and not any(moe_layers):
+        raise ValueError(
+            f"--num-experts: none of the {num_layers} layers would have experts; write "
+            "--expert-interval 1"
+        )
+    if len(counts) == 1:
+        counts = counts * sum(moe_layers)
+    if len(counts) != sum(moe_layers):
+        raise ValueError(
+            f"--num-experts has {len(counts)} numbers, but {sum(moe_layers)} of {num_layers} layers have "
+            "experts: give one number for all, or one for each of these"
+        )
+    left = iter(counts)
+    numbers = tuple(next(left) if has_experts else 1 for has_experts in moe_layers)
+    return numbers if max(numbers) > 1 else ()
+
+
+def _moe_layers(experts: ExpertConfig, num_layers: int) -> list[bool]:
+    """Return a boolean for each layer: whether it is an MoE layer."""
+    if experts.moe_layer_freq is None:
+        interval = experts.expert_interval or (1 if is_megatron_lm(experts) else 2)
+        return [number % interval == 0 for number in range(1, num_layers + 1)]
+    given = experts.moe_layer_freq
+    pattern = pattern_of(given)
+    if isinstance(pattern, int) and pattern > 0:
+        return [layer % pattern == 0 for layer in range(num_layers)]
+    if not is_of_layers(pattern, num_layers):
+        raise ValueError(
+            f"--moe-layer-freq {given} is neither a number of at least 1 nor a list of {num_layers} times "
+            "0 or 1, such as [0]*1+[1]*3"
+        )
+    return [bool(each) for each in pattern]
+
+
+def moe_spec(experts: ExpertConfig, num_layers: int) -> MoESpec | None:
+    """Return experts, shared experts and router of a network; None without experts."""
+    num_experts = experts_of_layers(experts, num_layers)
     if not num_experts:
         return None
     sinkhorn = balancing_of(experts) == "sinkhorn"
@@ -232,20 +286,16 @@ def moe_spec(experts: ExpertConfig, num_experts: tuple[int, ...]) -> MoESpec | N
     # One weight alone would be scaled to 1, and the router would not learn. Sigmoid scores know no
     # order of softmax and choice.
     unscaled = (experts.moe_router_pre_softmax and score == "softmax") or alone or sinkhorn
-    return MoESpec(
+    return resolve(
+        MoESpec,
+        "model",
+        experts,
         num_experts=num_experts,
         experts_per_token=experts_per_token(experts),
         residual_experts=experts.mlp_type == "residual",
-        expert_ffn_hidden_size=experts.moe_ffn_hidden_size or 0,
-        shared_expert_ffn_hidden_size=experts.moe_shared_expert_intermediate_size or 0,
-        shared_expert_gate=experts.moe_shared_expert_gate,
         router_score=score,
         router_normalises=not unscaled,
         router_scale=experts.moe_router_topk_scaling_factor or 1.0,
-        router_bias=experts.moe_router_enable_expert_bias,
-        router_groups=experts.moe_router_num_groups or 0,
-        router_groups_per_token=experts.moe_router_group_topk or 0,
-        router_linear_bias=experts.moe_router_linear_bias,
         router_group_best=_group_best(experts),
     )
 

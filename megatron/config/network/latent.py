@@ -1,14 +1,16 @@
-"""Multi-head latent attention (MLA): its flags, its part of a spec, and checks.
+"""Multi-head latent attention (MLA): its flags and its part of a spec.
 
 Keys and values of all heads are computed from one narrow latent of a token, which is all that generation
 caches (arXiv:2405.04434, section 2.1).
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
-from megatron.config.parsing.declaration import setting
+from megatron.config.network.spec_part import AttentionForm, Product, SpecPart
+from megatron.config.parsing.declaration import resolve, setting
 
 TRAINED_LENGTH = 4096
 """Tokens of the training before --rotary-scaling-factor, as in Megatron-LM."""
@@ -62,17 +64,67 @@ class LatentConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LatentSpec:
-    """Multi-head latent attention. The defaults, on disk, stand for a network without it.
+class LatentSpec(SpecPart):
+    """Multi-head latent attention.
 
     A head's queries and keys have head_dim features, of which the first qk_pos_emb_head_dim are turned.
     """
+
+    section: ClassVar[str] = "model"
 
     kv_lora_rank: int = 0  # features of the latent of keys and values
     q_lora_rank: int = 0  # of the latent of queries; 0: there is none
     qk_pos_emb_head_dim: int = 0  # turned features of queries, and of the key that all heads share
     v_head_dim: int = 0  # of a head's values
     latent_norm_epsilon: float = 0.0
+
+    @classmethod
+    def of(cls, config: Any) -> "LatentSpec | None":
+        """Return latent attention; None without: see `SpecPart`."""
+        model = config.model
+        if not model.multi_latent_attention:
+            return None
+        epsilon = model.attention_latent_norm_epsilon or model.norm_epsilon
+        return resolve(cls, "model", model, latent_norm_epsilon=epsilon)
+
+    @property
+    def value_dim(self) -> int:
+        """Features of a head's values."""
+        return self.v_head_dim
+
+    def widths(self) -> Mapping[str, int]:
+        """Return the features of latents by flag."""
+        return {
+            "--q-lora-rank": self.q_lora_rank,
+            "--kv-lora-rank": self.kv_lora_rank,
+            "--qk-pos-emb-head-dim": self.qk_pos_emb_head_dim,
+        }
+
+    def attention_form(self, spec: Any) -> AttentionForm:
+        """Return attention through latents."""
+        attention, width = spec.attention, spec.hidden_size
+        heads, queries = attention.num_attention_heads, attention.query_features
+        rank, of_queries = self.kv_lora_rank, self.q_lora_rank
+        turned = self.qk_pos_emb_head_dim
+        plain, values = heads * (attention.head_dim - turned), heads * self.v_head_dim
+        bias = attention.qkv_bias
+        down = (Product(inputs=width, outputs=of_queries, has_bias=bias),) if of_queries else ()
+        norms = ((of_queries,) if of_queries else ()) + (rank,)
+        return AttentionForm(
+            products=(
+                *down,
+                Product(inputs=of_queries or width, outputs=queries, divided="columns"),
+                Product(inputs=width, outputs=rank + turned, has_bias=bias),
+                Product(inputs=rank, outputs=plain + values, divided="columns"),
+                Product.to_stream(spec),
+            ),
+            norms=norms if spec.norm.qk_layernorm else (),
+            value_features=values,
+            received=(of_queries or width) + rank + turned,
+            latents=of_queries + rank + turned,
+            expanded=plain,
+            cached=self.cached_features,
+        )
 
     @property
     def cached_features(self) -> int:

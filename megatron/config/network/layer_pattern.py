@@ -1,9 +1,7 @@
-"""Windows and experts by layer: layer patterns (numbers, expressions of lists) as Megatron-LM writes them."""
+"""Windows and positions by layer: layer patterns (numbers, expressions of lists) as Megatron-LM writes them."""
 
 import ast
 from typing import Any
-
-from megatron.config.network.experts import ExpertConfig, is_megatron_lm
 
 _LONGEST = 10_000
 
@@ -78,50 +76,6 @@ def unrotated_layers(freq: str | None, num_layers: int) -> tuple[int, ...]:
             "times 1 (a layer without rotary positions) or 0, such as [0]*3+[1]"
         )
     return tuple(number for number, is_unrotated in enumerate(pattern, 1) if is_unrotated)
-
-
-def experts_of_layers(experts: ExpertConfig, num_layers: int) -> tuple[int, ...]:
-    """Return the number of experts of each layer, 1 for an ordinary MLP; () where all are.
-
-    Raises:
-        ValueError: --moe-layer-freq or the length of --num-experts does not fit the layers.
-    """
-    if experts.num_experts is None:
-        return ()
-    moe_layers = _moe_layers(experts, num_layers)
-    counts = experts.num_experts
-    if max(counts) > 1 and not any(moe_layers):
-        raise ValueError(
-            f"--num-experts: none of the {num_layers} layers would have experts; write "
-            "--expert-interval 1"
-        )
-    if len(counts) == 1:
-        counts = counts * sum(moe_layers)
-    if len(counts) != sum(moe_layers):
-        raise ValueError(
-            f"--num-experts has {len(counts)} numbers, but {sum(moe_layers)} of {num_layers} layers have "
-            "experts: give one number for all, or one for each of these"
-        )
-    left = iter(counts)
-    numbers = tuple(next(left) if has_experts else 1 for has_experts in moe_layers)
-    return numbers if max(numbers) > 1 else ()
-
-
-def _moe_layers(experts: ExpertConfig, num_layers: int) -> list[bool]:
-    """Return a boolean for each layer: whether it is an MoE layer."""
-    if experts.moe_layer_freq is None:
-        interval = experts.expert_interval or (1 if is_megatron_lm(experts) else 2)
-        return [number % interval == 0 for number in range(1, num_layers + 1)]
-    given = experts.moe_layer_freq
-    pattern = pattern_of(given)
-    if isinstance(pattern, int) and pattern > 0:
-        return [layer % pattern == 0 for layer in range(num_layers)]
-    if not is_of_layers(pattern, num_layers):
-        raise ValueError(
-            f"--moe-layer-freq {given} is neither a number of at least 1 nor a list of {num_layers} times "
-            "0 or 1, such as [0]*1+[1]*3"
-        )
-    return [bool(each) for each in pattern]
 
 
 def _evaluate(node: ast.AST) -> Any:

@@ -1,9 +1,11 @@
-"""Low-rank adapters (LoRA): flags, the layers that get them, and checks."""
+"""Low-rank adapters (LoRA): flags, and the layers that get them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
-from megatron.config.parsing.declaration import range_problems, setting
+from megatron.config.network.spec_part import SpecPart
+from megatron.config.parsing.declaration import resolve, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,13 +28,29 @@ class LoraConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoraSpec:
-    """Low-rank adapters (LoRA). The defaults, on disk, stand for a network without adapters."""
+class LoraSpec(SpecPart):
+    """Low-rank adapters (LoRA)."""
+
+    section: ClassVar[str] = "lora"
 
     lora_rank: int = 0
     lora_alpha: float = 0.0
     lora_dropout: float = 0.0
     lora_target_modules: tuple[str, ...] = ()  # linear layers with an adapter
+
+    @classmethod
+    def of(cls, config: Any) -> "LoraSpec | None":
+        """Return the adapters of a network; None without: see `SpecPart`."""
+        lora: LoraConfig = config.lora
+        if not lora.lora_rank:
+            return None
+        return resolve(
+            cls,
+            "model",
+            lora,
+            lora_alpha=float(lora.lora_alpha or lora.lora_rank),
+            lora_target_modules=lora_targets(lora.lora_target_modules),
+        )
 
     @property
     def scale(self) -> float:
@@ -43,7 +61,7 @@ class LoraSpec:
 LINEAR = ("query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h")
 """The linear layers of a transformer layer, front to back."""
 
-_FUSED = {
+FUSED = {
     "query_key_value": (("q_proj", "k_proj", "v_proj"), ("c_attn",)),
     "dense": (("o_proj",), ("c_proj",)),
     "dense_h_to_4h": (("gate_proj", "up_proj"), ("c_fc",)),
@@ -51,7 +69,7 @@ _FUSED = {
 }
 """Their names in Hugging Face's models; several are one matrix here, and get one adapter."""
 
-_ALL = "all-linear"
+ALL = "all-linear"
 
 
 def lora_targets(names: Sequence[str] | None) -> tuple[str, ...]:
@@ -64,55 +82,5 @@ def lora_targets(names: Sequence[str] | None) -> tuple[str, ...]:
     return tuple(
         own
         for own in LINEAR
-        if given & {own, _ALL} or any(given.issuperset(theirs) for theirs in _FUSED[own])
+        if given & {own, ALL} or any(given.issuperset(theirs) for theirs in FUSED[own])
     )
-
-
-def lora_spec(lora: LoraConfig) -> LoraSpec | None:
-    """Return the adapters of a network; None without."""
-    if not lora.lora_rank:
-        return None
-    return LoraSpec(
-        lora_rank=lora.lora_rank,
-        lora_alpha=float(lora.lora_alpha or lora.lora_rank),
-        lora_dropout=lora.lora_dropout,
-        lora_target_modules=lora_targets(lora.lora_target_modules),
-    )
-
-
-def lora_problems(lora: LoraConfig, *, num_experts: object, bitfit: bool) -> Iterator[str]:
-    """Yield every problem of the adapters' flags.
-
-    Args:
-        num_experts: the value of --num-experts.
-        bitfit: whether --bitfit is given.
-    """
-    yield from range_problems(lora)
-    if not lora.lora_rank:
-        given = {
-            "--lora-alpha": lora.lora_alpha is not None,
-            "--lora-dropout": lora.lora_dropout != 0,
-            "--lora-target-modules": lora.lora_target_modules is not None,
-        }
-        yield from (f"{flag} is of adapters: give --lora-rank" for flag in given if given[flag])
-        return
-    yield from range_problems(lora, "lora_alpha", "lora_dropout")
-    if num_experts:
-        yield "--lora-rank and --num-experts exclude each other: experts get no adapters"
-    if bitfit:
-        yield "--lora-rank and --bitfit exclude each other: each trains its own weights alone"
-    yield from _target_problems(lora.lora_target_modules or ["query_key_value"])
-
-
-def _target_problems(names: Sequence[str]) -> Iterator[str]:
-    groups = {name: theirs for of in _FUSED.values() for theirs in of for name in theirs}
-    for name in names:
-        if name not in (*LINEAR, _ALL, *groups):
-            known = ", ".join([*LINEAR, *groups, _ALL])
-            yield f"--lora-target-modules {name} is not a linear layer; known are {known}"
-    for theirs in dict.fromkeys(groups[name] for name in names if name in groups):
-        if missing := [name for name in theirs if name not in names]:
-            yield (
-                f"--lora-target-modules: {', '.join(theirs)} are one matrix here and get one "
-                f"adapter: name {', '.join(missing)} too"
-            )

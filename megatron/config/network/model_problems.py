@@ -3,7 +3,6 @@
 from collections.abc import Collection, Iterator, Mapping
 
 from megatron.config.data.masks import MaskConfig
-from megatron.config.network.latent import LatentSpec
 from megatron.config.network.layer_pattern import unrotated_layers, window_of
 from megatron.config.network.model import GATED, ModelConfig
 from megatron.config.network.model_resolution import (
@@ -354,15 +353,12 @@ def fp8_size_problems(precision: PrecisionConfig, spec: ModelSpec, *, tensor: in
     if precision.fp8_format is None:
         return
     queries, keys = spec.attention.query_features, spec.attention.key_features
-    latent = spec.part(LatentSpec)
     sizes = {
         "--hidden-size": spec.hidden_size,
         "features of queries, keys and values": (queries + 2 * keys) // tensor,
         "features of heads": queries // tensor,
         "features of values": spec.attention.num_attention_heads * spec.value_dim // tensor,
-        "--q-lora-rank": latent.q_lora_rank,
-        "--kv-lora-rank": latent.kv_lora_rank,
-        "--qk-pos-emb-head-dim": latent.qk_pos_emb_head_dim,
+        **{name: size for part in spec.parts for name, size in part.widths().items()},
         "--ffn-hidden-size": spec.mlp.ffn_hidden_size // tensor,
     }
     for name, size in sizes.items():

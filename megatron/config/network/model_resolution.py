@@ -6,15 +6,12 @@ from typing import Any
 
 from megatron.common.registry import POSITION_EMBEDDINGS
 from megatron.config.data.tokenizer import TokenizerConfig, padded_vocab_size, true_vocab_size
-from megatron.config.network.experts import ExpertConfig, moe_spec
-from megatron.config.network.latent import TRAINED_LENGTH, LatentSpec, yarn_scale
+from megatron.config.network.latent import TRAINED_LENGTH, yarn_scale
 from megatron.config.network.layer_pattern import (
-    experts_of_layers,
     unrotated_layers,
     window_of,
     windowless_layers,
 )
-from megatron.config.network.lora import LoraConfig, lora_spec
 from megatron.config.network.model import (
     AttentionSpec,
     MLPSpec,
@@ -23,40 +20,30 @@ from megatron.config.network.model import (
     PositionSpec,
     VocabularySpec,
 )
-from megatron.config.network.model_spec import ModelSpec
-from megatron.config.network.prediction import PredictionConfig, prediction_spec
+from megatron.config.network.model_spec import OPTIONAL, ModelSpec
 from megatron.config.parsing.declaration import resolve
 
 
-def resolve_model(
-    model: ModelConfig,
-    experts: ExpertConfig,
-    lora: LoraConfig,
-    prediction: PredictionConfig,
-    tokenizer: TokenizerConfig,
-    *,
-    vocab_size: int,
-    tensor: int,
-    norms_embedding: bool,
-) -> ModelSpec:
+def resolve_model(config: Any, *, vocab_size: int, tensor: int) -> ModelSpec:
     """Return the spec of a GPT with the options that all networks share.
 
     Args:
+        config: a `megatron.config.config.Config`.
         tensor: number of tensor-parallel ranks, which divide the rows of the token table evenly.
-        norms_embedding: whether another flag implies --embed-layernorm.
     """
+    model: ModelConfig = config.model
     return resolve(
         ModelSpec,
         "model",
         model,
-        vocabulary=_vocabulary_spec(model, tokenizer, vocab_size, tensor),
+        vocabulary=_vocabulary_spec(model, config.tokenizer, vocab_size, tensor),
         positions=_position_spec(model),
         attention=_attention_spec(model),
         norm=resolve(
             NormSpec,
             "model",
             model,
-            embed_layernorm=model.embed_layernorm or norms_embedding,
+            embed_layernorm=model.embed_layernorm or config.optimizer.use_bnb_optimizer,
         ),
         mlp=resolve(
             MLPSpec,
@@ -67,10 +54,7 @@ def resolve_model(
             glu_clamp=model.activation_func_clamp_value or 0.0,
             left_at_default=["mlp_layout"],
         ),
-        moe=moe_spec(experts, experts_of_layers(experts, model.num_layers)),
-        latent=_latent_spec(model),
-        lora=lora_spec(lora),
-        prediction=prediction_spec(prediction),
+        **{name: part.of(config) for name, part in OPTIONAL.items()},
         init="xavier_uniform" if model.init_method_xavier_uniform else "normal",
         left_at_default=("architecture", "own_flags", "own", "head"),
     )
@@ -103,17 +87,6 @@ def query_scalar_of(model: ModelConfig) -> float | None:
         return given
     scale = yarn_scale(positions.rope_scaling_factor, model.mscale_all_dim)
     return given if scale == 1 else (given or head_dim_of(model)) / scale**4
-
-
-def _latent_spec(model: ModelConfig) -> LatentSpec | None:
-    if not model.multi_latent_attention:
-        return None
-    return resolve(
-        LatentSpec,
-        "model",
-        model,
-        latent_norm_epsilon=model.attention_latent_norm_epsilon or model.norm_epsilon,
-    )
 
 
 def _vocabulary_spec(

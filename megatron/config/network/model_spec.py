@@ -5,8 +5,8 @@ the command line.
 """
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields, make_dataclass, replace
-from typing import Any, Literal, TypeVar
+from dataclasses import MISSING, dataclass, fields, is_dataclass, make_dataclass, replace
+from typing import Any, Literal, TypeVar, get_args, get_type_hints
 
 from megatron.common.errors import CheckpointError
 from megatron.common.registry import HEADS, NETWORKS
@@ -21,6 +21,7 @@ from megatron.config.network.model import (
     VocabularySpec,
 )
 from megatron.config.network.prediction import PredictionSpec
+from megatron.config.network.spec_part import SpecPart
 from megatron.config.parallelism.recompute_plan import RecomputePlan
 
 Part = TypeVar("Part")
@@ -62,9 +63,14 @@ class ModelSpec:
         return next(found, None) or kind()
 
     @property
+    def parts(self) -> list[SpecPart]:
+        """The optional parts that it has, also in the part of a plugin's network."""
+        return [part for part in vars(self).values() if isinstance(part, SpecPart)]
+
+    @property
     def value_dim(self) -> int:
         """Features of a head's values."""
-        return self.latent.v_head_dim if self.latent else self.attention.head_dim
+        return max((part.value_dim for part in self.parts), default=0) or self.attention.head_dim
 
     @property
     def attention_output_bias(self) -> bool:
@@ -121,6 +127,11 @@ class ModelSpec:
         return self.moe.num_experts[min(number, self.num_layers) - 1] if self.moe else 1
 
     @property
+    def scores_per_token(self) -> int:
+        """How often each token gets logits: of the next token, and of each later one."""
+        return 1 + self.part(PredictionSpec).prediction_depths
+
+    @property
     def shares_embedding(self) -> bool:
         """Whether later layers have the embedding's table too: the head, or layers that predict."""
         return self.vocabulary.tied_embeddings or self.prediction is not None
@@ -170,18 +181,16 @@ retro_attention_gate retro_normed_residual final_norm unrotated_layers embedding
 residual_multiplier logit_divisor input_norm qk_norm_across_heads rope_short_factors rope_long_factors
 """
 """Fields in every manifest, absent parts included."""
-_PARTS: Mapping[str, type] = {
-    "vocabulary": VocabularySpec,
-    "positions": PositionSpec,
-    "attention": AttentionSpec,
-    "norm": NormSpec,
-    "mlp": MLPSpec,
-    "moe": MoESpec,
-    "latent": LatentSpec,
-    "lora": LoraSpec,
-    "prediction": PredictionSpec,
+OPTIONAL: Mapping[str, type[SpecPart]] = {
+    name: kind
+    for name, hint in get_type_hints(ModelSpec).items()
+    for kind in get_args(hint)
+    if isinstance(kind, type) and issubclass(kind, SpecPart)
 }
-_OPTIONAL = ("moe", "latent", "lora", "prediction")
+"""The optional parts of a network by the field of ModelSpec that has them."""
+_PARTS: Mapping[str, type] = {
+    name: kind for name, kind in get_type_hints(ModelSpec).items() if is_dataclass(kind)
+} | OPTIONAL
 _HOLD_PARTS = (*_PARTS, "own", "head")
 _NO_PART: Mapping[str, Any] = {
     **{"num_decoder_layers": 0, "decoder_seq_length": 0},
@@ -232,7 +241,7 @@ def spec_of(model: Mapping[str, Any]) -> ModelSpec:
     left["own_flags"] = tuple(map(tuple, model.get("own_flags", ())))
     try:
         parts = {name: _take(part, left) for name, part in _PARTS.items()}
-        parts |= {name: None for name in _OPTIONAL if parts[name] == _PARTS[name]()}
+        parts |= {name: None for name in OPTIONAL if parts[name] == _PARTS[name]()}
         parts["own"] = own and _take(own, left)
         if any(left.get(name, value) != value for name, value in NO_HEAD.items()):
             parts["head"] = _take(HEADS.get_class("classes").part, left)

@@ -1,9 +1,10 @@
-"""Multi-token prediction (MTP): flags, the layers that predict later tokens, and checks."""
+"""Multi-token prediction (MTP): flags, and the layers that predict later tokens."""
 
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
-from megatron.config.parsing.declaration import range_problems, setting
+from megatron.config.network.spec_part import SpecPart
+from megatron.config.parsing.declaration import resolve, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,12 +25,23 @@ class PredictionConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PredictionSpec:
-    """Multi-token prediction. The defaults, on disk, stand for a network without it."""
+class PredictionSpec(SpecPart):
+    """Multi-token prediction."""
+
+    section: ClassVar[str] = "prediction"
 
     prediction_depths: int = 0  # tokens that are predicted after the next one
     prediction_loss_scale: float = 0.0  # of the mean of the losses of all depths
     prediction_repeated: bool = False  # one layer is all depths
+
+    @classmethod
+    def of(cls, config: Any) -> "PredictionSpec | None":
+        """Return the layers that predict later tokens; None without: see `SpecPart`."""
+        flags: PredictionConfig = config.prediction
+        if not flags.mtp_num_layers:
+            return None
+        repeated = flags.mtp_use_repeated_layer and flags.mtp_num_layers > 1
+        return resolve(cls, "model", flags, prediction_repeated=repeated)
 
     @property
     def num_layers(self) -> int:
@@ -41,42 +53,3 @@ class PredictionSpec:
 
 MTP_LOSS = "mtp loss"
 """Name of the mean loss of all depths in the log."""
-
-
-def prediction_spec(prediction: PredictionConfig) -> PredictionSpec | None:
-    """Return the layers that predict later tokens; None without."""
-    depths = prediction.mtp_num_layers
-    if not depths:
-        return None
-    return PredictionSpec(
-        prediction_depths=depths,
-        prediction_loss_scale=prediction.mtp_loss_scaling_factor,
-        prediction_repeated=prediction.mtp_use_repeated_layer and depths > 1,
-    )
-
-
-def prediction_problems(
-    prediction: PredictionConfig, *, unbuilt: Mapping[str, bool]
-) -> Iterator[str]:
-    """Yield every problem of the flags of multi-token prediction.
-
-    Args:
-        unbuilt: by what a run has and multi-token prediction is not built for, whether it has it.
-    """
-    yield from range_problems(prediction)
-    if prediction.mtp_num_layers < 1:
-        defaults = PredictionConfig()
-        given = {
-            "--mtp-loss-scaling-factor": prediction.mtp_loss_scaling_factor
-            != defaults.mtp_loss_scaling_factor,
-            "--mtp-use-repeated-layer": prediction.mtp_use_repeated_layer,
-        }
-        for flag in (flag for flag, is_given in given.items() if is_given):
-            yield f"{flag} is of multi-token prediction: give --mtp-num-layers"
-        return
-    yield from range_problems(prediction, "mtp_loss_scaling_factor")
-    for what in (what for what, is_given in unbuilt.items() if is_given):
-        yield (
-            f"--mtp-num-layers {prediction.mtp_num_layers}: multi-token prediction is not built for "
-            f"{what}: leave one of them out"
-        )

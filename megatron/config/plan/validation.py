@@ -7,14 +7,17 @@ from itertools import chain
 from typing import Any
 
 from megatron.common.errors import ConfigError
+from megatron.config.checks.latent import latent_problems
+from megatron.config.checks.lora import lora_problems
 from megatron.config.checks.network import (
     implementation_problems,
-    later_token_problems,
+    layout_problems,
     loss_problems,
     network_problems,
     own_flag_problems,
     sample_problems,
 )
+from megatron.config.checks.prediction import prediction_problems
 from megatron.config.checks.run import run_problems
 from megatron.config.checks.sequence import padding_problems, sequence_problems
 from megatron.config.checks.start import Start
@@ -45,6 +48,9 @@ Check = Callable[[Start], Iterable[str]]
 
 CHECKS: tuple[Check, ...] = (
     network_problems,
+    latent_problems,
+    lora_problems,
+    layout_problems,
     implementation_problems,
     lambda start: optimizer_problems(start.config.optimizer, device=start.device),
     lambda start: start.declaration.data_problems(start.config),
@@ -58,7 +64,7 @@ CHECKS_OF_OBJECTIVE: tuple[Check, ...] = (
     lambda start: plugin_problems(partial(_value_of, start), start.config.extensions),
     lambda start: objective_problems(start.config, start.objective),
     loss_problems,
-    later_token_problems,
+    prediction_problems,
     sequence_problems,
     padding_problems,
     own_flag_problems,

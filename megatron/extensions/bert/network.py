@@ -10,12 +10,12 @@ from megatron.config.architecture.counts import Weights, dense_weights, norm_wid
 from megatron.config.architecture.options import (
     COMMON,
     EMBEDDING,
-    EXPERTS,
-    LORA,
     ROTARY,
     STREAM,
 )
 from megatron.config.config import Config
+from megatron.config.network.experts import MoESpec
+from megatron.config.network.lora import LoraSpec
 from megatron.config.network.model_problems import encoder_problems
 from megatron.config.network.model_spec import ModelSpec, names_of
 from megatron.config.network_contract import Network
@@ -37,7 +37,9 @@ class BertNetwork(Network):
     use = "tools/fill_mask.py fills masks and scores sentences with it"
     usage = 'fill masks with: tools/fill_mask.py --load {directory} --text "TEXT with [MASK]"'
     part = BertSpec
-    options = (COMMON | ROTARY | EMBEDDING | STREAM | LORA | EXPERTS) | {*names_of(BertSpec)}
+    options = (COMMON | ROTARY | EMBEDDING | STREAM).union(
+        *map(names_of, (LoraSpec, MoESpec, BertSpec))
+    )
     lacks = "is for decoders; BERT's tokens see all tokens of their sample: leave it out"
     layers_in = "megatron.extensions.bert.layers.bert_layers"
     megatron_in = "megatron.extensions.bert.checkpoints.BERTForm"

@@ -15,8 +15,9 @@ from megatron.config.architecture.counts import (
     mlp_matrices,
     norm_width,
 )
-from megatron.config.architecture.options import COMMON, EMBEDDING, LORA, ROTARY
+from megatron.config.architecture.options import COMMON, EMBEDDING, ROTARY
 from megatron.config.config import Config
+from megatron.config.network.lora import LoraSpec
 from megatron.config.network.model_spec import ModelSpec, names_of
 from megatron.config.network_contract import Network
 from megatron.config.parallelism.recompute_plan import RecomputePlan
@@ -40,7 +41,7 @@ class RetroNetwork(Network):
     use = "tools/retro/text_generation/retro_text_generation.py answers questions with it"
     usage = "evaluate with: {script} --skip-train --use-checkpoint-args --load {directory} ..."
     part = RetroSpec
-    options = COMMON | ROTARY | EMBEDDING | LORA | {*names_of(RetroSpec)}
+    options = COMMON | ROTARY | EMBEDDING | {*names_of(LoraSpec), *names_of(RetroSpec)}
     lacks = "is not built for networks with retrieval: leave it out"
     layers_in = "megatron.extensions.retro.layers.retro_layers"
     batch_in = "megatron.extensions.retro.layers.retro_batch"

@@ -7,9 +7,9 @@ from typing import Any
 from megatron.common.registry import HEADS
 from megatron.config.architecture.architecture import Entry, Stacks
 from megatron.config.architecture.counts import Weights, dense_weights, stack_flops
-from megatron.config.architecture.options import PREDICTION
 from megatron.config.config import Config
 from megatron.config.network.model_spec import ModelSpec, names_of
+from megatron.config.network.prediction import PredictionSpec
 from megatron.config.network_contract import Network
 from megatron.config.parallelism.layout import sequence_flags
 from megatron.config.parallelism.recompute_plan import RecomputePlan
@@ -38,7 +38,7 @@ class Classifier(Network):
         self.masks_padding = under.masks_padding
         self.megatron_in = under.megatron_in
         self.lacks = under.lacks
-        self.options = (under.options - PREDICTION) | {*names_of(HeadSpec)}
+        self.options = (under.options - {*names_of(PredictionSpec)}) | {*names_of(HeadSpec)}
 
     def problems(self, config: Config) -> Iterator[str]:
         """Yield the problems of the network below the head, and flags of other heads."""

@@ -9,7 +9,7 @@ from plain_mixture import PlainMixture
 from tiny import tiny_config, tiny_plan, tiny_spec
 
 from megatron.common.errors import ConfigError
-from megatron.config.network.layer_pattern import experts_of_layers
+from megatron.config.network.experts import experts_of_layers
 from megatron.config.plan.samples import fewest_processes
 from megatron.model.layers.layer_list import SequentialModel
 from megatron.tensor_parallel.rng import OrdinaryStream

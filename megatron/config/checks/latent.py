@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 from megatron.common.registry import ATTENTIONS
-from megatron.config.network.kernels import KernelsConfig
+from megatron.config.checks.start import Start
 from megatron.config.network.latent import LatentConfig
-from megatron.config.network.lora import LoraConfig, lora_targets
+from megatron.config.network.lora import lora_targets
 from megatron.config.network.model import ModelConfig
 from megatron.config.network.model_problems import flag_problems
 from megatron.config.network.model_resolution import position_of, stretched
@@ -14,8 +14,9 @@ from megatron.config.parsing.declaration import flags_of, range_problems
 _SWITCH = "--multi-latent-attention"
 
 
-def latent_problems(model: ModelConfig, kernels: KernelsConfig, lora: LoraConfig) -> Iterator[str]:
+def latent_problems(start: Start) -> Iterator[str]:
     """Yield the flags that latent attention needs, and those that it does not take."""
+    model, kernels, lora = start.config.model, start.config.kernels, start.config.lora
     latent = [flag for flag in flags_of(LatentConfig) if flag.name != "multi_latent_attention"]
     if not model.multi_latent_attention:
         given = {flag.options[0]: getattr(model, flag.name) != flag.default for flag in latent}
