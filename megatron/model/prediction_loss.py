@@ -45,11 +45,6 @@ def loss_with_predictions(loss: Loss, prediction: PredictionSpec | None) -> Loss
     return total_loss
 
 
-def prediction_terms(prediction: PredictionSpec | None) -> tuple[str, ...]:
-    """Return the names of the terms of `loss_with_predictions`."""
-    return (MTP_LOSS,) if prediction else ()
-
-
 def ahead(batch: Batch, depth: int) -> Batch:
     """Return the batch with the labels `depth` positions further ahead, and the mask of these.
 

@@ -12,7 +12,6 @@ from megatron.data.datasets.run_datasets import DataRequest, Datasets
 from megatron.model.layers.layer_list import Step
 from megatron.model.layers.parts import LayerParts
 from megatron.model.loss import Loss, next_token_loss
-from megatron.model.prediction_loss import prediction_terms
 from megatron.tensor_parallel.broadcast import Batch, Fields
 from megatron.tokenizer.types.tokenizer import Tokenizer
 
@@ -80,7 +79,7 @@ class Objective(ABC):
 
         These are also the objective's metrics: evaluations log and record their means.
         """
-        return prediction_terms(spec.prediction)
+        return tuple(name for part in spec.parts for name in part.loss_terms)
 
     def loss(self, plan: ObjectivePlan) -> Callable[..., Loss]:
         """Return the function that builds the loss (default: next-token loss)."""

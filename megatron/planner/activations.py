@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from megatron.config.architecture.architecture import Architecture, Entry, network_of
-from megatron.config.architecture.attention_form import AttentionForm, attention_form
+from megatron.config.architecture.attention_form import attention_form
 from megatron.config.network.experts import MoESpec
 from megatron.config.network.model_spec import ModelSpec
+from megatron.config.network.spec_part import AttentionForm
 from megatron.config.plan.plan import Plan
 
 BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}

@@ -181,11 +181,12 @@ retro_attention_gate retro_normed_residual final_norm unrotated_layers embedding
 residual_multiplier logit_divisor input_norm qk_norm_across_heads rope_short_factors rope_long_factors
 """
 """Fields in every manifest, absent parts included."""
-_KINDS = ((name, (*get_args(hint), hint)[0]) for name, hint in get_type_hints(ModelSpec).items())
-_PARTS: Mapping[str, type] = {name: kind for name, kind in _KINDS if is_dataclass(kind)}
-OPTIONAL: Mapping[str, type[SpecPart]] = {
-    n: k for n, k in _PARTS.items() if issubclass(k, SpecPart)
+_PARTS: Mapping[str, type] = {
+    name: kind
+    for name, hint in get_type_hints(ModelSpec).items()
+    if is_dataclass(kind := (*get_args(hint), hint)[0]) and isinstance(kind, type)
 }
+OPTIONAL = {name: kind for name, kind in _PARTS.items() if issubclass(kind, SpecPart)}
 """The optional parts of a network by the field of ModelSpec that has them."""
 _HOLD_PARTS = (*_PARTS, "own", "head")
 _NO_PART: Mapping[str, Any] = {
@@ -244,9 +245,7 @@ def spec_of(model: Mapping[str, Any]) -> ModelSpec:
         absent = {**_NO_PART, **NO_HEAD}
         others = {name: v for name, v in left.items() if v != absent.get(name, MISSING)}
         if architecture not in NETWORKS:
-            unknown = {
-                name: others.pop(name) for name in [*others] if name not in names_of(ModelSpec)
-            }
+            unknown = {name: others.pop(name) for name in {*others} - {*names_of(ModelSpec)}}
             parts["own"] = make_dataclass("UnknownPart", unknown, frozen=True)(**unknown)
         return ModelSpec(**parts, **others)
     except TypeError as error:

@@ -24,11 +24,16 @@ class PredictionConfig:
     """Use one layer for all depths of multi-token prediction instead of a layer each."""
 
 
+MTP_LOSS = "mtp loss"
+"""Name of the mean loss of all depths in the log."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class PredictionSpec(SpecPart):
     """Multi-token prediction."""
 
     section: ClassVar[str] = "prediction"
+    loss_terms: ClassVar[tuple[str, ...]] = (MTP_LOSS,)
 
     prediction_depths: int = 0  # tokens that are predicted after the next one
     prediction_loss_scale: float = 0.0  # of the mean of the losses of all depths
@@ -49,7 +54,3 @@ class PredictionSpec(SpecPart):
         return (
             min(self.prediction_depths, 1) if self.prediction_repeated else self.prediction_depths
         )
-
-
-MTP_LOSS = "mtp loss"
-"""Name of the mean loss of all depths in the log."""

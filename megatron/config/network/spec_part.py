@@ -78,6 +78,9 @@ class SpecPart:
     section: ClassVar[str]
     """Section of Config with its flags."""
 
+    loss_terms: ClassVar[tuple[str, ...]] = ()
+    """Names of the terms of the loss, in addition to its total, that are logged and evaluated."""
+
     @classmethod
     def of(cls, config: Any) -> "SpecPart | None":
         """Return the part that flags decide; None without it.
