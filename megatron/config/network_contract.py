@@ -53,7 +53,7 @@ class Network(Architecture):
 
 def plain_spec(config: Config, *, vocab_size: int, tensor: int) -> ModelSpec:
     """Return the spec of a GPT with the options that all networks of `config` share."""
-    return resolve_model(config, vocab_size=vocab_size, tensor=tensor)
+    return resolve_model(config.model, config, vocab_size=vocab_size, tensor=tensor)
 
 
 def option_problems(network: Network, config: Config) -> Iterator[str]:

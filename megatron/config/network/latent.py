@@ -81,11 +81,7 @@ class LatentSpec(SpecPart):
     @classmethod
     def of(cls, config: Any) -> "LatentSpec | None":
         """Return latent attention; None without: see `SpecPart`."""
-        model = config.model
-        if not model.multi_latent_attention:
-            return None
-        epsilon = model.attention_latent_norm_epsilon or model.norm_epsilon
-        return resolve(cls, "model", model, latent_norm_epsilon=epsilon)
+        return latent_spec(config.model, config.model.norm_epsilon)
 
     @property
     def value_dim(self) -> int:
@@ -130,6 +126,14 @@ class LatentSpec(SpecPart):
     def cached_features(self) -> int:
         """Features of a token that generation caches, for all heads."""
         return self.kv_lora_rank + self.qk_pos_emb_head_dim
+
+
+def latent_spec(latent: LatentConfig, norm_epsilon: float) -> LatentSpec | None:
+    """Return latent attention; None without."""
+    if not latent.multi_latent_attention:
+        return None
+    epsilon = latent.attention_latent_norm_epsilon or norm_epsilon
+    return resolve(LatentSpec, "model", latent, latent_norm_epsilon=epsilon)
 
 
 def yarn_scale(factor: float, share: float) -> float:

@@ -41,16 +41,7 @@ class LoraSpec(SpecPart):
     @classmethod
     def of(cls, config: Any) -> "LoraSpec | None":
         """Return the adapters of a network; None without: see `SpecPart`."""
-        lora: LoraConfig = config.lora
-        if not lora.lora_rank:
-            return None
-        return resolve(
-            cls,
-            "model",
-            lora,
-            lora_alpha=float(lora.lora_alpha or lora.lora_rank),
-            lora_target_modules=lora_targets(lora.lora_target_modules),
-        )
+        return lora_spec(config.lora)
 
     @property
     def scale(self) -> float:
@@ -83,4 +74,17 @@ def lora_targets(names: Sequence[str] | None) -> tuple[str, ...]:
         own
         for own in LINEAR
         if given & {own, ALL} or any(given.issuperset(theirs) for theirs in FUSED[own])
+    )
+
+
+def lora_spec(lora: LoraConfig) -> LoraSpec | None:
+    """Return the adapters of a network; None without."""
+    if not lora.lora_rank:
+        return None
+    return resolve(
+        LoraSpec,
+        "model",
+        lora,
+        lora_alpha=float(lora.lora_alpha or lora.lora_rank),
+        lora_target_modules=lora_targets(lora.lora_target_modules),
     )

@@ -24,14 +24,13 @@ from megatron.config.network.model_spec import OPTIONAL, ModelSpec
 from megatron.config.parsing.declaration import resolve
 
 
-def resolve_model(config: Any, *, vocab_size: int, tensor: int) -> ModelSpec:
+def resolve_model(model: ModelConfig, config: Any, *, vocab_size: int, tensor: int) -> ModelSpec:
     """Return the spec of a GPT with the options that all networks share.
 
     Args:
-        config: a `megatron.config.config.Config`.
+        config: a `megatron.config.config.Config`, which has the flags of optional parts too.
         tensor: number of tensor-parallel ranks, which divide the rows of the token table evenly.
     """
-    model: ModelConfig = config.model
     return resolve(
         ModelSpec,
         "model",

@@ -42,11 +42,7 @@ class PredictionSpec(SpecPart):
     @classmethod
     def of(cls, config: Any) -> "PredictionSpec | None":
         """Return the layers that predict later tokens; None without: see `SpecPart`."""
-        flags: PredictionConfig = config.prediction
-        if not flags.mtp_num_layers:
-            return None
-        repeated = flags.mtp_use_repeated_layer and flags.mtp_num_layers > 1
-        return resolve(cls, "model", flags, prediction_repeated=repeated)
+        return prediction_spec(config.prediction)
 
     @property
     def num_layers(self) -> int:
@@ -54,3 +50,12 @@ class PredictionSpec(SpecPart):
         return (
             min(self.prediction_depths, 1) if self.prediction_repeated else self.prediction_depths
         )
+
+
+def prediction_spec(prediction: PredictionConfig) -> PredictionSpec | None:
+    """Return the layers that predict later tokens; None without."""
+    depths = prediction.mtp_num_layers
+    if not depths:
+        return None
+    repeated = prediction.mtp_use_repeated_layer and depths > 1
+    return resolve(PredictionSpec, "model", prediction, prediction_repeated=repeated)
