@@ -4,10 +4,10 @@ import pytest
 from source import REPOSITORY, import_graph, imported_modules, reached
 
 BUDGETS = {
-    "megatron.model.gpt": 47,
-    "megatron.objectives.gpt": 49,
-    "megatron.engine.build": 90,
-    "pretrain_gpt.py": 280,
+    "megatron.model.gpt": 49,
+    "megatron.objectives.gpt": 50,
+    "megatron.engine.build": 92,
+    "pretrain_gpt.py": 283,
 }
 """Most modules of the package that each may reach, itself included. Lower them where you can."""
 
@@ -41,7 +41,15 @@ def test_resolved_dataclasses_of_the_network_are_leaves() -> None:
     # Its parts stand with their settings.
     settings = {
         f"megatron.config.network.{name}"
-        for name in ("model", "experts", "latent", "lora", "prediction")
+        for name in (
+            "model",
+            "spec_part",
+            "experts",
+            "layer_pattern",
+            "latent",
+            "lora",
+            "prediction",
+        )
     }
     registry = {f"megatron.common.{name}" for name in ("registry", "extensions", "errors")}
     others = {"megatron.config.parallelism.recompute_plan", "megatron.config.parsing.declaration"}
