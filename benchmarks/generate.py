@@ -29,7 +29,7 @@ from megatron.config.model_plan import plan_model
 from megatron.config.network.kernels import plan_kernels
 from megatron.config.network.model_spec import ModelSpec
 from megatron.config.parallelism.kernels_plan import KernelsPlan
-from megatron.fused_kernels.registry import choose_generation_kernels
+from megatron.fused_kernels.registry import choose_inference_kernels
 from megatron.inference.engine.continuous_batching import InferenceEngine
 from megatron.inference.engine.decode_graphs import decode_capture
 from megatron.inference.engine.model_runner import ModelRunner
@@ -129,7 +129,7 @@ def engine(
         dtype=dtype,
         device=device,
         rows=rows,
-        kernels=choose_generation_kernels(kernels, spec, tensor=1, dtype=dtype, device=device),
+        kernels=choose_inference_kernels(kernels, spec, tensor=1, dtype=dtype, device=device),
     )
     return InferenceEngine(stage, rows=rows)
 

@@ -12,6 +12,7 @@ import torch
 
 from megatron.common.errors import ConfigError
 from megatron.common.registry import ACTIVATIONS, import_dotted
+from megatron.config.architecture.architecture import network_of
 from megatron.config.config import Config
 from megatron.config.network.model_spec import ModelSpec
 from megatron.config.parallelism.kernels_plan import FLAGS, KernelsPlan
@@ -74,6 +75,7 @@ class Workload:
         tensor: ranks that share a layer.
         has_spans: whether batches limit what tokens see: documents, prefixes, padding.
         ring: whether ranks attend to each other's tokens by ring attention.
+        trains: whether there is a backward pass.
     """
 
     spec: ModelSpec
@@ -83,6 +85,7 @@ class Workload:
     device: torch.device
     has_spans: bool = False
     ring: bool = False
+    trains: bool = True
 
     def of_attention(self) -> AttentionWork:
         """Return the work of attention on one rank."""
@@ -119,33 +122,45 @@ def package_problems(config: Config) -> Iterator[str]:
             )
 
 
-def _launch_once(device: torch.device) -> None:
-    """Launch a trivial Triton kernel; raises what Triton raises where it cannot."""
-    import_dotted(f"{_TRITON}.launch.launch_once")(device)
+Launch = Callable[[Workload, str | None], None]
+"""(work, operation) launches the Triton kernels of an operation, with None a trivial one.
+
+It raises whatever Triton, its compiler or the driver raises where that does not work.
+"""
+
+
+def _launch(work: Workload, operation: str | None) -> None:
+    """See `Launch`."""
+    if operation is None:
+        import_dotted(f"{_TRITON}.launch.launch_once")(work.device)
+        return
+    names = ("spec", "dtype", "device", "tensor", "trains")
+    trial = import_dotted(f"{_TRITON}.trial.Trial")(**{name: getattr(work, name) for name in names})
+    import_dotted(f"{_TRITON}.trial.try_kernels")(operation, trial)
 
 
 def choose_kernels(
     plan: KernelsPlan,
     work: Workload,
     *,
-    launch: Callable[[torch.device], None] = _launch_once,
+    launch: Launch = _launch,
 ) -> tuple[Kernels, tuple[Choice, ...]]:
     """Choose the kernels that layers call; return them and a table of the choices.
 
     Args:
-        launch: launches a Triton kernel, to find out whether that works.
+        launch: launches Triton kernels, to find out whether that works.
 
     Raises:
         ConfigError: --abort-on-unmet-fused-kernel-constraints, and some are unmet; --kernels
-            triton, and no Triton kernel runs; or --compile, without what compiles.
+            triton, and a Triton kernel does not run; or --compile, without what compiles.
     """
     obstacle: str | None = "--kernels reference"
     if plan.source != "reference":
-        obstacle = _obstacle(work.device, launch)
+        obstacle = _obstacle(work, launch)
     if obstacle and plan.source == "triton":
         raise ConfigError(f"--kernels triton: {obstacle}")
     if plan.compile != "none":
-        _require_compiler(work.device, launch)
+        _require_compiler(work, launch)
     attention, note = choose_attention(plan, work.of_attention(), no_triton=obstacle)
     kernels = replace(
         REFERENCE,
@@ -157,8 +172,8 @@ def choose_kernels(
     if plan.fp8_format:
         kernels, choice = _with_fp8(kernels, plan, work.device)
         choices.append(choice)
-    for operation in _operations(attention, work.spec):
-        kernels, choice = _choose(operation, kernels, plan, work, obstacle)
+    for operation in (*_operations(attention, work.spec), "cross-entropy"):
+        kernels, choice = _choose(operation, kernels, plan, work, obstacle, launch)
         choices.append(choice)
     kernels = _without_lone_add_norm(kernels)
     unmet = [choice for choice in choices if choice.unmet]
@@ -174,32 +189,38 @@ def choose_kernels(
     return kernels, tuple(choices)
 
 
-def choose_generation_kernels(
+def choose_inference_kernels(
     plan: KernelsPlan,
     spec: ModelSpec,
     *,
     tensor: int,
     dtype: torch.dtype,
     device: torch.device,
-    launch: Callable[[torch.device], None] = _launch_once,
+    launch: Launch = _launch,
 ) -> Kernels:
-    """Choose the kernels of generation, where attention is sdpa but in decode steps; logs why not Triton.
+    """Choose the kernels of inference, where attention is sdpa but in decode steps; logs why not Triton.
 
     Args:
         plan: of training, maybe on another machine: its sources but the reference are not required.
         tensor: ranks that share a layer.
-        launch: launches a Triton kernel, to find out whether that works.
+        launch: launches Triton kernels, to find out whether that works.
+
+    Raises:
+        ConfigError: a kernel leaves a GPU that runs nothing more.
     """
     kernels = REFERENCE
     if device.type == "cpu" or plan.source == "reference":
         return kernels
     plan = replace(plan, source="auto", compile="none")
-    work = Workload(spec=spec, dtype=dtype, positions=1, tensor=tensor, device=device)
-    obstacle = _obstacle(device, launch)
-    for operation in (*_operations("sdpa", spec), "attention of decode steps"):
-        kernels, choice = _choose(operation, kernels, plan, work, obstacle)
+    work = Workload(spec=spec, dtype=dtype, positions=1, tensor=tensor, device=device, trains=False)
+    obstacle = _obstacle(work, launch)
+    decoding = ["attention of decode steps"] if network_of(spec).caches else []
+    for operation in (*_operations("sdpa", spec), *decoding):
+        kernels, choice = _choose(operation, kernels, plan, work, obstacle, launch)
         if choice.unmet:
-            log.warning("generation without a fused kernel for %s: %s", operation, choice.why)
+            flag = FLAGS.get(operation, "--kernels reference")
+            reason = f"{choice.why}; {flag} turns the kernel off"
+            log.warning("inference without a fused kernel for %s: %s", operation, reason)
     return _without_lone_add_norm(kernels)
 
 
@@ -210,12 +231,21 @@ def _without_lone_add_norm(kernels: Kernels) -> Kernels:
 
 
 def _choose(
-    operation: str, kernels: Kernels, plan: KernelsPlan, work: Workload, no_triton: str | None
+    operation: str,
+    kernels: Kernels,
+    plan: KernelsPlan,
+    work: Workload,
+    no_triton: str | None,
+    launch: Launch,
 ) -> tuple[Kernels, Choice]:
     """Return the kernels with one operation's kernel chosen, and its line of the table.
 
     Args:
         no_triton: why no Triton kernel is used; None where they run.
+
+    Raises:
+        ConfigError: the operation's Triton kernel does not run, and it is required, or nothing else
+            runs after it.
     """
     if _is_compiled(operation, plan, work.device):
         if operation == "cross-entropy":
@@ -227,7 +257,9 @@ def _choose(
     if plan.source == "apex" and operation == "norm":
         kernels = replace(kernels, layer_norm=apex_norms.layer_norm, rms_norm=apex_norms.rms_norm)
         return kernels, Choice(operation, "apex", "--kernels apex")
-    if why := no_triton or _unsupported_reason(operation, work):
+    why = no_triton or _unsupported_reason(operation, work)
+    why = why or _failed_trial(operation, plan, work, launch)
+    if why:
         return kernels, Choice(operation, "PyTorch", why, unmet=True)
     return _with_triton(kernels, operation), Choice(operation, "Triton", "its limits are met")
 
@@ -246,9 +278,9 @@ def _is_compiled(operation: str, plan: KernelsPlan, device: torch.device) -> boo
     return on_reference and not plan.loss_chunk_tokens
 
 
-def _require_compiler(device: torch.device, launch: Callable[[torch.device], None]) -> None:
+def _require_compiler(work: Workload, launch: Launch) -> None:
     """Refuse --compile where what it generates cannot be compiled."""
-    if device.type == "cpu":
+    if work.device.type == "cpu":
         # Imports setuptools, which takes a tenth of the start of a run.
         from torch.utils.cpp_extension import get_cxx_compiler
 
@@ -257,7 +289,7 @@ def _require_compiler(device: torch.device, launch: Callable[[torch.device], Non
                 "--compile: torch.compile generates C++ on CPUs and there is no C++ compiler on "
                 "PATH; install g++, or leave the flag out"
             )
-    elif why := _obstacle(device, launch):
+    elif why := _obstacle(work, launch):
         raise ConfigError(
             f"--compile: torch.compile generates Triton kernels on GPUs: {why}; fix that, or "
             "leave the flag out"
@@ -276,25 +308,55 @@ def _operations(attention: str, spec: ModelSpec) -> Iterator[str]:
     yield "bias, dropout, residual"
     if spec.positions.position_embedding == "rotary":
         yield "rotary positions"
-    yield "cross-entropy"
 
 
-def _obstacle(device: torch.device, launch: Callable[[torch.device], None]) -> str | None:
+def _obstacle(work: Workload, launch: Launch) -> str | None:
     """Return why no Triton kernel runs here; None if they do.
 
     Triton compiles at the first launch: that needs a C compiler, Python's headers, a driver, and a
     directory that it can write. So one is launched.
     """
-    if device.type != "cuda":
+    if work.device.type != "cuda":
         return "Triton needs a GPU"
     if not find_spec("triton"):
         return "the package triton is not installed"
-    try:
-        launch(device)
-    except Exception as error:  # whatever Triton, the compiler or the driver raises
-        reason = next(iter(str(error).splitlines()), "") or type(error).__name__
+    if reason := _failure(work, None, launch):
         return f"Triton's first kernel failed: {reason}"
     return None
+
+
+def _failure(work: Workload, operation: str | None, launch: Launch) -> str | None:
+    """Return why kernels cannot be launched, see `Launch`; None if they can."""
+    try:
+        launch(work, operation)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # whatever Triton, the compiler or the driver raises
+        return next(filter(None, map(str.strip, str(error).splitlines())), type(error).__name__)
+    return None
+
+
+def _failed_trial(operation: str, plan: KernelsPlan, work: Workload, launch: Launch) -> str | None:
+    """Return why the Triton kernels of `operation` do not run here; None if they do.
+
+    Raises:
+        ConfigError: Triton's are required, or the GPU runs nothing after them.
+    """
+    reason = _failure(work, operation, launch)
+    if reason is None:
+        return None
+    flag = FLAGS.get(operation, "--kernels reference")
+    if plan.source == "triton":
+        raise ConfigError(
+            f"--kernels triton: the kernel for {operation} failed: {reason}; fix that, or turn the "
+            f"kernel off with {flag}"
+        )
+    if _failure(work, None, launch):
+        raise ConfigError(
+            f"Triton's kernel for {operation} failed, and after it the GPU runs nothing more: "
+            f"{reason}; turn the kernel off with {flag}"
+        )
+    return f"its kernel failed: {reason}"
 
 
 def _unsupported_reason(operation: str, work: Workload) -> str | None:

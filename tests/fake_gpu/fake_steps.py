@@ -68,14 +68,14 @@ def decode(seen: Seen, flags: list[str]) -> None:
     from megatron.config.config import parse_config
     from megatron.config.model_plan import plan_model
     from megatron.config.network.kernels import plan_kernels
-    from megatron.fused_kernels.registry import choose_generation_kernels
+    from megatron.fused_kernels.registry import choose_inference_kernels
     from megatron.inference.engine import model_runner
     from megatron.inference.loading.loaded_model import lone_groups
 
     config, _ = parse_config([*COMMON.split(), *flags])
     spec = plan_model(config, vocab_size=VOCAB_SIZE, tensor=1)
     device, dtype = torch.device("cuda"), torch.bfloat16
-    kernels = choose_generation_kernels(
+    kernels = choose_inference_kernels(
         plan_kernels(config.kernels, config.model, config.precision),
         spec,
         tensor=1,

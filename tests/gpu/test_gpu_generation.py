@@ -10,7 +10,7 @@ from tiny import tiny_plan, tiny_spec
 from torch.testing import assert_close
 from trainings import VOCAB_SIZE
 
-from megatron.fused_kernels.registry import choose_generation_kernels
+from megatron.fused_kernels.registry import choose_inference_kernels
 from megatron.inference.engine.continuous_batching import InferenceEngine
 from megatron.inference.engine.decode_graphs import decode_capture
 from megatron.inference.engine.model_runner import ModelRunner
@@ -55,7 +55,7 @@ def engine_of(spec, weights, device, *, dtype=torch.float32, recompute=False, gr
         dtype=dtype,
         device=device,
         rows=0 if recompute else 4,
-        kernels=choose_generation_kernels(
+        kernels=choose_inference_kernels(
             tiny_plan().kernels, spec, tensor=1, dtype=dtype, device=device
         ),
     )

@@ -29,6 +29,7 @@ from tiny import GEMMA_2, GEMMA_3, LLAMA, tiny_spec
 from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
+from megatron.config.parallelism.kernels_plan import FLAGS
 from megatron.fused_kernels.reference.dispatch import REFERENCE
 from megatron.model.initialization import initialise
 from megatron.model.layers.layer_list import SequentialModel
@@ -40,7 +41,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 if not INTERPRETED and not torch.cuda.is_available():
     pytest.skip("needs a GPU, or TRITON_INTERPRET=1", allow_module_level=True)
 
-from megatron.fused_kernels.triton import decode_attention, launch, norms  # noqa: E402
+from megatron.fused_kernels.triton import decode_attention, launch, norms, trial  # noqa: E402
 from megatron.fused_kernels.triton.all import TRITON  # noqa: E402
 
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
@@ -217,3 +218,34 @@ def test_a_gpt_of_kernels_is_a_gpt_of_references(group, attention, changes):
     # A GPU's exponentials are approximations.
     rtol = 1.3e-6 if INTERPRETED else 1e-4
     assert_close(*results, rtol=rtol, atol=1e-5)
+
+
+@pytest.mark.parametrize("trains", [True, False])
+@pytest.mark.parametrize("changes", [{"hidden_dropout": 0.1}, LLAMA], ids=["GPT", "Llama"])
+def test_trials_run_the_kernels_of_layers_and_keep_rng_states(monkeypatch, changes, trains):
+    called = []
+
+    def record(name, function):
+        def call(*args, **keywords):
+            called.append(name)
+            return function(*args, **keywords)
+
+        return call
+
+    names = {name for name in vars(TRITON) if callable(getattr(trial, name, None))}
+    for name in names:
+        monkeypatch.setattr(trial, name, record(name, getattr(trial, name)))
+    spec = tiny_spec(**changes, head_dim=6)
+    missing = set() if changes is LLAMA else {"rotary positions"}
+    state = torch.get_rng_state()
+    for tensor in (1, 2):
+        tried = trial.Trial(
+            spec=spec, dtype=torch.float32, device=DEVICE, tensor=tensor, trains=trains
+        )
+        for operation in {*FLAGS, "attention of decode steps"} - missing:
+            trial.try_kernels(operation, tried)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert {"add_norm", "scaled_causal_softmax", "scaled_masked_softmax"} < names
+    assert names - {*called} == (
+        {"bias_gelu"} if changes is LLAMA else {"glu", "rotary", "split_rotary"}
+    )

@@ -11,6 +11,7 @@ from torch import Tensor
 from megatron.checkpointing.resharding.sharded_tensor import ParameterState
 from megatron.common.errors import ConfigError, MegatronError
 from megatron.config.network.model_spec import ModelSpec
+from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
 from megatron.inference.engine.continuous_batching import ExclusiveRequest
 from megatron.inference.engine.model_runner import fill_parameters, nonfinite_logits_error
 from megatron.inference.engine.sequence import Event, Request
@@ -33,6 +34,7 @@ class EncoderRunner:
         layers: returns the layers of the network, by spec and parts.
         groups: this rank's process groups, of one pipeline stage.
         dtype: of weights and activations.
+        kernels: what computes the operations inside layers.
 
     Raises:
         CheckpointError: the weights do not fit `spec`.
@@ -47,6 +49,7 @@ class EncoderRunner:
         groups: Groups,
         dtype: torch.dtype,
         device: torch.device,
+        kernels: Kernels = REFERENCE,
     ):
         self.groups, self.dtype, self.device = groups, dtype, device
         # Ranks get equal shards of the vocabulary; the padding has no token.
@@ -55,6 +58,7 @@ class EncoderRunner:
         parts = LayerParts(
             group=groups.tensor,
             core_attention=core_attention_of(spec),
+            kernels=kernels,
             mixed=dtype != torch.float32,
         )
         self.model = SequentialModel(layers(self.spec, parts)).to(dtype).to(device).eval()

@@ -43,7 +43,7 @@ from megatron.config.objectives import plan_objective
 from megatron.config.parallelism.layout import ParallelConfig
 from megatron.data.datasets.fim import FimTokens, fim_tokens
 from megatron.fused_kernels.reference.dispatch import Kernels
-from megatron.fused_kernels.registry import choose_generation_kernels
+from megatron.fused_kernels.registry import choose_inference_kernels
 from megatron.inference.engine.continuous_batching import InferenceEngine
 from megatron.inference.engine.decode_graphs import decode_capture
 from megatron.inference.engine.model_runner import ModelRunner
@@ -133,7 +133,7 @@ def load_model(
             sees_prefix=source.manifest.objective.sees_prefix,
             control=control_group(groups, _COLLECTIVE_TIMEOUT) if groups.model.size() > 1 else None,
             capture=decode_capture(spec, groups, device) if graphs else None,
-            kernels=_kernels_of(config, spec, TORCH_DTYPES[dtype], device),
+            kernels=_kernels_of(config, spec, groups, TORCH_DTYPES[dtype], device),
         )
     return LoadedModel(
         engine=InferenceEngine(runner, rows=rows, tokenizer=tokenizer, recompute=recompute),
@@ -150,13 +150,13 @@ def _set_threads(launch: Launch, device: torch.device) -> None:
 
 
 def _kernels_of(
-    config: Config, spec: ModelSpec, dtype: torch.dtype, device: torch.device
+    config: Config, spec: ModelSpec, groups: Groups, dtype: torch.dtype, device: torch.device
 ) -> Kernels:
     """Return the kernels that flags permit, those of training unless they are on the command line."""
-    return choose_generation_kernels(
+    return choose_inference_kernels(
         plan_kernels(config.kernels, config.model, config.precision),
         spec,
-        tensor=config.parallel.tensor_model_parallel_size,
+        tensor=groups.topology.tensor,
         dtype=dtype,
         device=device,
     )
@@ -196,6 +196,7 @@ class PreparedProcess:
                 groups=self.groups,
                 dtype=self.dtype,
                 device=self.device,
+                kernels=_kernels_of(source.config, self.spec, self.groups, self.dtype, self.device),
             )
 
 

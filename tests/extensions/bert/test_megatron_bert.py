@@ -1,6 +1,8 @@
 """MegatronBert of transformers: weights and logits, in both directions."""
 
 import json
+from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -26,6 +28,8 @@ from megatron.common.errors import CheckpointError
 from megatron.config.inference.generation import GenerationConfig
 from megatron.config.plan.plan import plan
 from megatron.extensions.bert.inference import load_masked_lm
+from megatron.fused_kernels.reference.dispatch import REFERENCE
+from megatron.inference.loading import loaded_model
 from megatron.inference.loading.model_source import read_model_source
 
 SIZES = [
@@ -104,7 +108,7 @@ def test_bert_is_the_same_in_transformers_and_back(flags, activation, group, tmp
 
 
 @pytest.mark.parametrize("kind", ["BertWordPieceLowerCase", "BertWordPieceCase"])
-def test_the_export_fills_masks_by_transformers_alone(kind, group, tmp_path):
+def test_the_export_fills_masks_by_transformers_alone(kind, group, tmp_path, monkeypatch):
     words = [
         "[PAD]",
         "[UNK]",
@@ -148,6 +152,12 @@ def test_the_export_fills_masks_by_transformers_alone(kind, group, tmp_path):
         assert [ours.tokenizer.decode([one["token"]]) for one in found] == [
             one.token for one in candidates
         ]
+    norm = Mock(side_effect=REFERENCE.layer_norm)
+    kernels = Mock(return_value=replace(REFERENCE, layer_norm=norm))
+    monkeypatch.setattr(loaded_model, "choose_inference_kernels", kernels)
+    again, _ = load_masked_lm(source)
+    assert again.fill("Rivers [MASK].", 3) == ours.fill("Rivers [MASK].", 3)
+    assert norm.called
 
 
 def test_the_card_names_the_error_of_an_activation_that_differs_from_the_heads(group, tmp_path):

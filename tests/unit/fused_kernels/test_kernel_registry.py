@@ -19,7 +19,7 @@ from megatron.fused_kernels.reference.cross_entropy import COMPILED
 from megatron.fused_kernels.reference.dispatch import REFERENCE
 from megatron.fused_kernels.registry import (
     Workload,
-    choose_generation_kernels,
+    choose_inference_kernels,
     choose_kernels,
     package_problems,
 )
@@ -37,11 +37,15 @@ FUSED = {
 ALL_OPERATIONS = ["--attention-impl", "fused-softmax", "--position-embedding-type", "rotary"]
 
 
-def no_compiler(device):
+def works(work, operation):
+    """Every kernel can be launched."""
+
+
+def no_compiler(work, operation):
     raise RuntimeError("Failed to find C compiler.\nPlease specify via CC environment variable.")
 
 
-def chosen(*flags, device=GPU, launch=lambda device: None, **work):
+def chosen(*flags, device=GPU, launch=works, **work):
     plan = tiny_plan(*flags, device=device.type)
     sizes = {"dtype": torch.bfloat16, "positions": 12, "tensor": 1} | work
     return choose_kernels(
@@ -147,8 +151,44 @@ def test_nothing_is_launched_where_triton_is_not_wanted(packages):
     chosen("--kernels", "reference", launch=launch)
     chosen(device=CPU, launch=launch)
     launch.assert_not_called()
-    chosen(launch=launch)
-    launch.assert_called_once_with(GPU)
+    chosen("--no-layer-norm-fusion", launch=launch)
+    tried = [operation for _, operation in (call.args for call in launch.call_args_list)]
+    assert tried == [None, "activation", "bias, dropout, residual", "cross-entropy"]
+
+
+def test_a_kernel_that_fails_leaves_its_operation_to_the_reference(packages, caplog):
+    def launch(work, operation):
+        if operation in ("norm", "attention of decode steps"):
+            raise RuntimeError("\n  PassManager::run failed\nmore")
+
+    kernels, choices = chosen(launch=launch)
+    (line,) = (choice for choice in choices if choice.operation == "norm")
+    assert line.unmet and line.why == "its kernel failed: PassManager::run failed"
+    assert kernels.layer_norm is REFERENCE.layer_norm and kernels.activation_adds_bias
+    with problem("--kernels triton … norm … PassManager::run failed … --no-layer-norm-fusion"):
+        chosen("--kernels", "triton", launch=launch)
+    kernels = generation_kernels(launch=launch)
+    assert kernels.decode_attention is None and kernels.activation_adds_bias
+    message = "attention of decode steps: its kernel failed: PassManager::run failed; --kernels ref"
+    assert message in caplog.text
+
+
+def test_a_kernel_that_breaks_the_gpu_is_named_with_its_flag(packages):
+    broken = []
+
+    def launch(work, operation):
+        if operation == "attention of decode steps":
+            broken.append(operation)
+        if broken:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    with problem("attention of decode steps failed … illegal memory access … --kernels reference"):
+        generation_kernels(launch=launch)
+
+
+def test_memory_that_does_not_suffice_for_a_kernel_is_no_fault_of_the_kernel(packages):
+    with pytest.raises(torch.OutOfMemoryError):
+        chosen(launch=Mock(side_effect=[None, torch.OutOfMemoryError]))
 
 
 @pytest.mark.parametrize("flag", ["--no-layer-norm-fusion", "--no-bias-dropout-fusion"])
@@ -393,10 +433,10 @@ def test_no_optional_package_is_imported_before_it_is_used():
     assert done.returncode == 0, done.stderr
 
 
-def generation_kernels(*flags, device=GPU, launch=lambda device: None):
+def generation_kernels(*flags, device=GPU, launch=works):
     plan = tiny_plan(*flags)
     sizes = {"tensor": 1, "dtype": torch.bfloat16, "device": device}
-    return choose_generation_kernels(plan.kernels, plan.model, launch=launch, **sizes)
+    return choose_inference_kernels(plan.kernels, plan.model, launch=launch, **sizes)
 
 
 def test_generation_fuses_what_flags_and_kernels_permit(packages, caplog):
