@@ -102,12 +102,12 @@ def all_ranks_issue_the_same(rank):
 
 def tensor_parallel_backward_hides_all_that_it_can(rank):
     for layout, kind in ((TENSOR, "all-reduce"), (SEQUENCE, "reduce-scatter")):
-        step = recorded(*SGD, "--bf16", *WIDE, *layout)
+        step = recorded(*SGD, "--bf16", *WIDE, *layout, "--num-layers", "8")
         hidden = [each for each in step.tensors if each.is_hidden and step.axis(each) == "tensor"]
         by_kind = Counter(each.kind for each in hidden)
         # In each of 4 micro-batches: the inputs of two column-parallel layers a block, and the head.
-        assert by_kind.pop(kind) == 4 * (2 * 16 + 1)
-        assert by_kind == ({"all-gather": 4 * (2 * 16 + 1)} if layout == SEQUENCE else {})
+        assert by_kind.pop(kind) == 4 * (2 * 8 + 1)
+        assert by_kind == ({"all-gather": 4 * (2 * 8 + 1)} if layout == SEQUENCE else {})
 
 
 def bytes_of_a_step_are_those_of_the_planner(rank):

@@ -253,9 +253,13 @@ def shared_folder():
         shutil.rmtree(folder)
 
 
+ZERO_STAGES = (0, 2, 3)
+"""Files of stage 1 are those of stage 2."""
+
+
 def trains_on(rank, folder, first, last):
-    """Take steps `first` to `last` at each ZeRO stage, behind what other ranks have saved."""
-    for stage in range(4):
+    """Take steps `first` to `last` at each of ZERO_STAGES, behind what other ranks have saved."""
+    for stage in ZERO_STAGES:
         # Gradients of the keys' biases are rounding errors: a larger epsilon keeps them small.
         zero = ("--zero-stage", str(stage), "--adam-eps", "1e-3")
         engine, plan, groups = engine_of(*NETWORK, *zero)
@@ -278,7 +282,7 @@ def trains_on(rank, folder, first, last):
 
 
 def test_fewer_replicas_and_then_all_again_end_in_the_same_state(tmp_path):
-    """That of four replicas throughout, at every ZeRO stage; only sums are rounded otherwise."""
+    """That of four replicas throughout, at each of ZERO_STAGES; only sums are rounded otherwise."""
     for name, ranks, first, last in (
         ("calm", 4, 0, 6),
         ("lost", 4, 0, 2),
@@ -289,7 +293,7 @@ def test_fewer_replicas_and_then_all_again_end_in_the_same_state(tmp_path):
         work.mkdir()
         (tmp_path / name).mkdir(exist_ok=True)
         run_on_ranks(ranks, trains_on, work, tmp_path / name, first, last)
-    for stage in map(str, range(4)):
+    for stage in map(str, ZERO_STAGES):
         calm, lost = tmp_path / "calm" / stage, tmp_path / "lost" / stage
         losses = [
             loss
