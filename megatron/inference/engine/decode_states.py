@@ -3,7 +3,7 @@
 When layers are built, they get their states from `DecodeStates`: `attention` for a KV cache,
 `token_cache` for what is kept of each token, `state` for anything else (`megatron.model.layers.parts`
 has the contract). `ModelRunner` allocates the states once its layers are built; `start` sets the pass
-(`Prefill` or `Decode`). The scheduler and beam search move, copy and clear rows, whatever a network
+(see `megatron.inference.engine.passes`). The scheduler and beam search move, copy and clear rows, whatever a network
 keeps in them.
 """
 
@@ -15,13 +15,8 @@ from torch import Tensor
 
 from megatron.common.errors import ConfigError
 from megatron.inference.engine.device import to_device
-from megatron.inference.engine.kv_cache import (
-    CachedAttention,
-    CurrentStep,
-    Decode,
-    Prefill,
-    TokenCache,
-)
+from megatron.inference.engine.kv_cache import CachedAttention, TokenCache
+from megatron.inference.engine.passes import CurrentPass, Pass, Prefill
 from megatron.model.layers.attention_kernels import Attend
 
 
@@ -38,7 +33,7 @@ class DecodeStates:
         self.capacity = 0
         self._caches: list[TokenCache] = []
         self._states: list[RowState] = []
-        self._step: Prefill | Decode = Prefill(0, ())
+        self._step: Pass = Prefill(0, ())
 
     # Called by layers in their constructors.
 
@@ -71,7 +66,12 @@ class DecodeStates:
         """Whether a state is as long as its longest value, so that no captured step can be replayed."""
         return any(state.grows for state in self._states)
 
-    def current(self) -> Prefill | Decode:
+    @property
+    def by_token(self) -> bool:
+        """Whether layers keep vectors of each token alone, so that any prefix of a row can be reused."""
+        return not self._states
+
+    def current(self) -> Pass:
         """Return the pass that runs."""
         return self._step
 
@@ -97,7 +97,7 @@ class DecodeStates:
                 "more than there is memory: lower --micro-batch-size or --inference-max-seq-length"
             ) from error
 
-    def start(self, step: Prefill | Decode) -> None:
+    def start(self, step: Pass) -> None:
         """Begin a pass."""
         self._step = step
 
@@ -126,6 +126,12 @@ class DecodeStates:
             kept.copy(source, target, length)
 
     @torch.inference_mode()
+    def swap(self, row: int, other: int, length: int) -> None:
+        """Exchange the first `length` tokens of two rows of caches; see `by_token`."""
+        for cache in self._caches:
+            cache.swap(row, other, length)
+
+    @torch.inference_mode()
     def reorder(self, rows: Sequence[int], length: int) -> None:
         """Copy the row rows[i], a sequence of `length` tokens, to row i, for all i."""
         if list(rows) == list(range(len(rows))):
@@ -149,7 +155,7 @@ class RowState:
         growing: the dimension that is as long as the longest value written; None for none.
     """
 
-    def __init__(self, current: CurrentStep, tensor: Tensor, *, growing: int | None = None):
+    def __init__(self, current: CurrentPass, tensor: Tensor, *, growing: int | None = None):
         self._current, self.tensor, self._growing = current, tensor, growing
         self._sizes = [0] * len(tensor)  # of each row, in the growing dimension
 

@@ -18,7 +18,7 @@ from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
 from megatron.inference.engine.decode_graphs import Capture, DecodeGraphs, StepShape, step_shape
 from megatron.inference.engine.decode_states import DecodeStates
 from megatron.inference.engine.device import to_device, without_cudnn_attention
-from megatron.inference.engine.kv_cache import Decode, Prefill
+from megatron.inference.engine.passes import Decode, Extend, Prefill
 from megatron.inference.engine.onednn_weights import pack_weights
 from megatron.inference.engine.sampling import TokenLogprob, logprob_columns, read_logprobs
 from megatron.model.gpt import to_batch_first
@@ -140,6 +140,15 @@ class ModelRunner:
                 self._decode, rows=rows, device=device, capture=capture, keeping=self._keeping
             )
 
+    def extends(self) -> bool:
+        """Return whether `extend` is possible: layers of all stages keep each token's vectors alone.
+
+        Communication: every rank must call this, in step.
+        """
+        here = bool(self.states and self.states.by_token) and not self.sees_prefix
+        stages = range(self.groups.topology.pipeline)
+        return all([self.broadcast(here, stage=stage) for stage in stages])
+
     @property
     def has_logits(self) -> bool:
         """Whether this rank's stage is the last one."""
@@ -204,8 +213,40 @@ class ModelRunner:
         return to_device([[*row, *[0] * (length - len(row))] for row in rows], self.device)
 
     @torch.inference_mode()
-    def decode(self, tokens: Sequence[int], positions: Sequence[int]) -> Tensor:
+    def extend(
+        self, tokens: Sequence[Sequence[int]], starts: Sequence[int], first: int = 0
+    ) -> Tensor:
+        """Extension: run further tokens of sequences, whose earlier ones are cached; see `extends`.
+
+        Args:
+            tokens: further tokens of each sequence, one at least.
+            starts: number of cached tokens of each sequence.
+            first: row of the states of the first sequence.
+
+        Shapes: returns the hidden states [b, s, h], as `prefill` does; s the most further tokens.
+        Communication: every rank must call this, in step.
+        """
+        assert self.states, "extensions need states"
+        lengths = [*map(len, tokens)]
+        tokens_bs = self._pad(tokens, max(lengths))
+        ends = [[start + length - 1] for start, length in zip(starts, lengths, strict=True)]
+        steps_s = torch.arange(tokens_bs.size(1), device=self.device)
+        # Padding has the last token's position, which the network has.
+        positions_bs = torch.minimum(
+            to_device(starts, self.device)[:, None] + steps_s, to_device(ends, self.device)
+        )
+        by_row = len(tokens) == 1 or bool(self.spec.attention.attention)
+        self.states.start(Extend(first, starts, lengths, positions_bs, by_row=by_row))
+        return self._forward(PassInput(tokens_bs, positions_bs, is_decode=False))
+
+    @torch.inference_mode()
+    def decode(
+        self, tokens: Sequence[int], positions: Sequence[int], behind: Sequence[int] = ()
+    ) -> Tensor:
         """Decode step: run one more token of each sequence, in the first rows of the states.
+
+        Args:
+            behind: the first token of each row behind these, which padding may compute again.
 
         Shapes: returns the hidden states [b, 1, h], as `prefill` does.
         Communication: every rank must call this, in step.
@@ -218,9 +259,10 @@ class ModelRunner:
             max_length=self.states.capacity,
             has_windows=bool(self.spec.attention.window),
         )
-        # Rows of padding have the position 0, which every prefill overwrites.
+        # Rows of padding compute their token at position 0 again, which sees no other one.
         padding = [0] * (shape.rows - len(tokens))
-        inputs_2b = to_device([[*tokens, *padding], [*positions, *padding]], self.device)
+        firsts = [*behind, *padding][: len(padding)]
+        inputs_2b = to_device([[*tokens, *firsts], [*positions, *padding]], self.device)
         if self._graphs:
             return self._graphs(inputs_2b, shape)[: len(tokens)]
         lengths = [position + 1 for position in positions] if self.spec.attention.attention else ()

@@ -67,9 +67,9 @@ class LatentAttention(ParallelAttention):
     Queries come from a latent too, or from the hidden state; keys and values of all heads from a latent c
     of each token, and from one key k with rotary positions that all heads share:
     score = (q_plain . W_k c + rotate(q_turned) . rotate(k)) * scale, value = W_v c.
-    Generation caches c and rotate(k). Decode steps are absorbed: queries are multiplied by W_k and mixed
-    latents by W_v, so that the cache is read as it is, like one group of queries whose values are a part
-    of its key.
+    Generation caches c and rotate(k). Attention to the cache is absorbed: queries are multiplied by W_k and
+    mixed latents by W_v, so that the cache is read as it is, like one group of queries whose values are a
+    part of its key.
 
     Rows of a head in the weights of queries are {turned, plain}; of W_k and W_v (`kv_up`) {plain, values};
     rows of `kv_down` are {c, k}. Weights that make latents are replicated: with tensor parallelism
@@ -137,7 +137,7 @@ class LatentAttention(ParallelAttention):
     def project(
         self, x_sbh: Tensor, tables: tuple[Tensor, Tensor] | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return query and key [b, a, s, d] and value [b, a, s, v]; in decode steps latents for both."""
+        """Return query and key [b, a, s, d] and value [b, a, s, v]; with cached tokens latents for both."""
         norms = self.spec.norm.qk_layernorm
         if self.latent.q_lora_rank:
             c = self.q_down(x_sbh)
@@ -154,7 +154,7 @@ class LatentAttention(ParallelAttention):
         if self.cache:
             latents = torch.cat([c.transpose(0, 1)[:, None], k], dim=-1)
             self.cache.store(latents)
-            if self.cache.is_decode:
+            if self.cache.attends_to_cache:
                 return query, latents, latents
         of_heads = self.kv_up(c).unflatten(2, (self.local_groups, -1)).permute(1, 2, 0, 3)
         plain, value = of_heads.split([self.plain, self.latent.v_head_dim], dim=-1)
@@ -167,8 +167,8 @@ class LatentAttention(ParallelAttention):
         return copy_to_tensor_parallel(latents, self.group)
 
     def core(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask, **options: Any) -> Tensor:
-        """Return the mixed values [b, a, s, v]; in decode steps absorbed, from cached latents."""
-        if self.cache is None or not self.cache.is_decode:
+        """Return the mixed values [b, a, s, v]; absorbed if they are of cached latents."""
+        if self.cache is None or not self.cache.attends_to_cache:
             return super().core(query, key, value, mask, **options)
         by_head = self.kv_up.weight.unflatten(0, (self.local_groups, -1))
         of_keys, of_values = by_head.split([self.plain, self.latent.v_head_dim], dim=1)

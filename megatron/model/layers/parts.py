@@ -11,8 +11,10 @@ sequence. In training `LayerParts.states` is None and nothing is kept. The contr
   latents of latent attention; None in training.
 - `parts.state(*shape)` is a `DecodeState`, a tensor [rows, *shape]; None in training. One size may be
   None: that dimension is as long as what was written.
-- A pass is either the prefill of sequences that begin with it, or a decode step. `state.read()` returns
-  None in prefill, where layers start as in training, and [b, *shape] in a decode step.
+- A pass is the prefill of sequences that begin with it, a decode step, or, where no layer has a `state`,
+  an extension: several further tokens of each sequence, such as the rest of a prompt whose beginning is
+  cached. `state.read()` returns None in prefill, where layers start as in training, and [b, *shape] in
+  a decode step.
 - `state.write(value)` replaces the states of the sequences of this pass, each pass once at most. In
   prefill, shorter sequences are followed by padding, which a state must not include: `state.last(x)`
   returns the value at the last token of each sequence, `state.lengths` its number of tokens.
@@ -68,8 +70,8 @@ class TokenCache(Protocol):
     """Vectors that one layer keeps of each token: tensors [rows, groups, capacity, width]."""
 
     @property
-    def is_decode(self) -> bool:
-        """Whether this pass is a decode step; else layers compute as in training."""
+    def attends_to_cache(self) -> bool:
+        """Whether queries of this pass attend to cached tokens; else layers compute as in training."""
         ...
 
     def store(self, *new: Tensor) -> None:
@@ -77,12 +79,12 @@ class TokenCache(Protocol):
         ...
 
     def attend(self, query: Tensor, how: ScoreOptions, *, value_width: int | None = None) -> Tensor:
-        """Attend from the new token of each sequence to its cached tokens, in a decode step.
+        """Attend from the new tokens of each sequence to its cached tokens, the new ones among them.
 
         Keys are the first tensor, values the first `value_width` features of the last one (default:
         all). Of one tensor, values are thus a part of the keys.
 
-        Shapes: query [b, a, 1, width of keys], groups divides a -> [b, a, 1, value_width].
+        Shapes: query [b, a, s, width of keys], groups divides a -> [b, a, s, value_width].
         """
         ...
 

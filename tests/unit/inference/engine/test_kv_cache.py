@@ -5,7 +5,7 @@ from torch.testing import assert_close
 
 from megatron.inference.engine.decode_graphs import StepShape
 from megatron.inference.engine.decode_states import DecodeStates
-from megatron.inference.engine.kv_cache import Decode, Prefill
+from megatron.inference.engine.passes import Decode, Prefill
 from megatron.model.layers.attention_kernels import Mask, ScoreOptions, sdpa_attention
 
 HOW = ScoreOptions(mask=Mask(), scale=0.5)
@@ -51,7 +51,7 @@ def test_values_may_be_a_part_of_the_cached_keys():
     cache.reserve(8)
     cache.start(Prefill(0, (6, 6)))
     core.store(latents)
-    assert not core.is_decode
+    assert not core.attends_to_cache
     expected = sdpa_attention(query, latents, latents[..., :3], HOW)
     for positions in (LENGTHS, (4, 4)):
         shape = StepShape(2, min(positions), max(positions) + 1)
