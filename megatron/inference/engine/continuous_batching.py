@@ -10,21 +10,17 @@ import torch
 from torch import Tensor
 
 from megatron.common.errors import ConfigError, MegatronError
-from megatron.inference.engine.decode_states import DecodeStates
 from megatron.inference.engine.device import to_device
-from megatron.inference.engine.logits_processor import process_logits
 from megatron.inference.engine.model_runner import ModelRunner
-from megatron.inference.engine.sampling import (
-    TokenLogprob,
-    logprob_columns,
-    mask_nonfinite,
-    read_logprobs,
-    sample_tokens,
-)
+from megatron.inference.engine.next_tokens import next_tokens
+from megatron.inference.engine.prefix_cache import PrefixCache
+from megatron.inference.engine.sampling import TokenLogprob
+from megatron.inference.engine.scheduler import Scheduler
 from megatron.inference.engine.sequence import (
     ActiveSequence,
     Completion,
     CompletionBuilder,
+    Counters,
     Event,
     Request,
 )
@@ -70,66 +66,6 @@ class ExclusiveRequest(ABC, Generic[Found]):
         """
 
 
-class Scheduler:
-    """Admits waiting sequences to the running batch, and removes finished ones.
-
-    The index of a sequence in `running` is its row in the states of layers.
-
-    Args:
-        states: the layers' decode states (KV cache); None if sequences are recomputed.
-        rows: most running sequences.
-        prompt_tokens: most tokens of one prefill, padding included, unless one prompt has more.
-    """
-
-    def __init__(self, states: DecodeStates | None, *, rows: int, prompt_tokens: int):
-        self.states, self.rows, self.prompt_tokens = states, rows, prompt_tokens
-        self.waiting: deque[ActiveSequence] = deque()
-        self.running: list[ActiveSequence] = []
-
-    def find(self, request_id: int) -> ActiveSequence | None:
-        """Return a waiting or running sequence; None if it has ended."""
-        sequences = (*self.running, *self.waiting)
-        return next((one for one in sequences if one.request_id == request_id), None)
-
-    def admit(self) -> list[ActiveSequence]:
-        """Move the sequences of the next prefill from `waiting` to `running`.
-
-        A sequence that needs the log-probabilities of its prompt is prefilled alone.
-        """
-        admitted: list[ActiveSequence] = []
-        longest = 0
-        while self.waiting and len(self.running) + len(admitted) < self.rows:
-            sequence = self.waiting[0]
-            longest = max(longest, len(sequence.tokens))
-            if admitted and (
-                longest * (len(admitted) + 1) > self.prompt_tokens
-                or sequence.request.prompt_logprobs
-                or admitted[0].request.prompt_logprobs
-            ):
-                break
-            admitted.append(self.waiting.popleft())
-        self.running += admitted
-        return admitted
-
-    def remove(self, sequence: ActiveSequence, *, clear_state: bool = False) -> None:
-        """Remove a sequence; the last running one moves into its row.
-
-        Args:
-            clear_state: zero its row first, which may have NaN.
-        """
-        if sequence not in self.running:
-            self.waiting.remove(sequence)
-            return
-        row = self.running.index(sequence)
-        if self.states and clear_state:
-            self.states.clear(slice(row, row + 1))
-        last = self.running.pop()
-        if last is not sequence:
-            self.running[row] = last
-            if self.states:
-                self.states.copy(len(self.running), row, len(last.tokens))
-
-
 class InferenceEngine:
     """Generates tokens for many sequences at once; they join and leave the batch between steps.
 
@@ -141,7 +77,9 @@ class InferenceEngine:
         rows: most running sequences.
         tokenizer: decodes tokens, for requests with stop strings.
         recompute: prefill all tokens again for each new one instead of keeping states.
-        prompt_tokens: most tokens of one prefill, padding included.
+        batched_tokens: most tokens of one prefill, padding included; longer prompts are computed in
+            chunks between decode steps.
+        prefix_caching: keep the tokens of ended sequences in their rows, and reuse prefixes of prompts.
     """
 
     def __init__(
@@ -151,11 +89,22 @@ class InferenceEngine:
         rows: int,
         tokenizer: Tokenizer | None = None,
         recompute: bool = False,
-        prompt_tokens: int = 2048,
+        batched_tokens: int = 2048,
+        prefix_caching: bool = True,
     ):
         self.runner, self.rows, self.tokenizer = runner, rows, tokenizer
         self.recompute, self.max_length = recompute, runner.max_length
-        self._scheduler = Scheduler(runner.states, rows=rows, prompt_tokens=prompt_tokens)
+        self.counters = Counters()
+        cache = None
+        if prefix_caching and runner.states and not runner.no_extension:
+            cache = PrefixCache(runner.states, rows=rows, counters=self.counters)
+        self._scheduler = Scheduler(
+            runner.states,
+            rows=rows,
+            batched_tokens=batched_tokens,
+            chunks=not runner.no_extension,
+            prefix_cache=cache,
+        )
         self._last_id = 0
         self._changes: list[tuple[int, Request | ExclusiveRequest[Any] | None]] = []
         self._exclusive: Generator[None, None, list[Any]] | None = None
@@ -168,9 +117,7 @@ class InferenceEngine:
     @property
     def is_busy(self) -> bool:
         """Whether the next step has work."""
-        return bool(
-            self._changes or self._scheduler.waiting or self._scheduler.running or self._exclusive
-        )
+        return bool(self._changes or self._scheduler.is_busy or self._exclusive)
 
     def problems(self, request: Request) -> Iterator[str]:
         """Yield every reason to refuse a request."""
@@ -241,7 +188,7 @@ class InferenceEngine:
         return self._found
 
     def step(self) -> list[Event]:
-        """Prefill waiting prompts if there are free rows, else run a decode step.
+        """Run waiting prompts, or a chunk of one, if there are free rows, else a decode step.
 
         While an exclusive request runs, nothing else does.
 
@@ -255,17 +202,20 @@ class InferenceEngine:
             return events
         scheduler = self._scheduler
         if admitted := scheduler.admit():
-            first = len(scheduler.running) - len(admitted)
-            return events + self._sample(admitted, self._prefill(admitted, first), is_prefill=True)
+            return events + self._run_prompts(admitted)
         running = scheduler.running
         if not running:
             return events
         if self.recompute:
-            return events + self._sample(running, self._prefill(running, first=0))
+            tokens = [one.tokens for one in running]
+            features = self._prefill(running, tokens, first=0)
+            return events + self._sample(running, last_of(features, tokens))
         features = self.runner.decode(
-            [one.tokens[-1] for one in running], [len(one.tokens) - 1 for one in running]
+            [one.tokens[-1] for one in running],
+            [len(one.tokens) - 1 for one in running],
+            behind=scheduler.tokens_behind,
         )
-        return events + self._sample(running, features, is_decode=True)
+        return events + self._sample(running, features[:, 0])
 
     def follow(self) -> None:
         """Take part in the steps of the first rank's engine until that is closed."""
@@ -318,6 +268,8 @@ class InferenceEngine:
         for request_id, request in changes:
             if isinstance(request, ExclusiveRequest):
                 self._exclusive, self._exclusive_id = request.run(self.runner), request_id
+                if self._scheduler.prefix_cache:
+                    self._scheduler.prefix_cache.clear()
             elif isinstance(request, Request):
                 self._scheduler.waiting.append(ActiveSequence(request_id, request))
             elif request_id == _CLOSE:
@@ -341,48 +293,63 @@ class InferenceEngine:
             if self.runner.states:
                 self.runner.states.clear(slice(None))
 
-    def _prefill(self, sequences: Sequence[ActiveSequence], first: int) -> Tensor:
-        prefixes = [len(one.request.prompt) for one in sequences]
+    def _run_prompts(self, admitted: Sequence[ActiveSequence]) -> list[Event]:
+        """Run the prompts of admitted sequences behind their cached prefixes, or a chunk of one."""
+        scheduler = self._scheduler
+        first = len(scheduler.running)
+        starts = [one.num_cached for one in admitted]
+        tokens = [scheduler.next_tokens(one) for one in admitted]
+        if any(starts):
+            features = self.runner.extend(tokens, starts, first, room=_room(admitted))
+        else:
+            features = self._prefill(admitted, tokens, first)
+        for one, new in zip(admitted, tokens, strict=True):
+            one.num_cached += len(new)
+        if not scheduler.join(admitted):
+            return []
+        has_logprobs = admitted[0].request.prompt_logprobs
+        return self._sample(
+            admitted, last_of(features, tokens), features[0, :-1] if has_logprobs else None
+        )
+
+    def _prefill(
+        self, sequences: Sequence[ActiveSequence], tokens: Sequence[Sequence[int]], first: int
+    ) -> Tensor:
         return self.runner.prefill(
-            [one.tokens for one in sequences],
-            prefixes,
+            tokens,
+            [len(one.request.prompt) for one in sequences],
             first,
             contexts=[one.request.contexts for one in sequences],
-            room=max(len(one.request.prompt) + one.request.max_new_tokens for one in sequences),
+            room=_room(sequences),
         )
 
     def _sample(
         self,
         sequences: Sequence[ActiveSequence],
         features: Tensor,
-        *,
-        is_prefill: bool = False,
-        is_decode: bool = False,
+        of_prompt: Tensor | None = None,
     ) -> list[Event]:
         """Sample a token for each sequence and remove those that have ended.
 
         Without pipeline stages, the other ranks get the tokens with the message of the next step.
 
         Args:
-            features: hidden states, the input of the head, [b, s, h]; of a decode step [b, 1, h].
-            is_prefill: the sequences have just been admitted.
-            is_decode: `features` are of the last positions alone.
+            of_prompt: hidden states before each prompt token of the first sequence from the second
+                token on, [n, h], if it needs their log-probabilities.
+
+        Shapes: features [b, h], hidden states at the last positions: the input of the head.
         """
         sequences = [*sequences]
-        draws = [0.0 if one.request.sampling.is_greedy else one.rng.random() for one in sequences]
+        draws = [draw for one in sequences for draw in one.draws(1)]
 
         def sample() -> _Sampled:
             prompt_tokens: list[TokenLogprob] = []
-            first = sequences[0]
-            if is_prefill and first.request.prompt_logprobs and len(first.tokens) > 1:
+            if of_prompt is not None and len(of_prompt):
+                request = sequences[0].request
                 prompt_tokens = self.runner.token_logprobs(
-                    features[0, :-1], first.tokens[1:], top_logprobs=first.request.top_logprobs
+                    of_prompt, request.prompt[1:], top_logprobs=request.top_logprobs
                 )
-            if is_decode:
-                return self._next_tokens(sequences, features[:, 0], draws), prompt_tokens
-            last = to_device([len(one.tokens) - 1 for one in sequences], features.device)
-            rows = torch.arange(len(sequences), device=features.device)
-            return self._next_tokens(sequences, features[rows, last], draws), prompt_tokens
+            return next_tokens(self.runner, sequences, features, draws), prompt_tokens
 
         if self.runner.groups.topology.pipeline > 1:
             return self._record(sequences, self.runner.run_on_last_stage(sample))
@@ -402,7 +369,7 @@ class InferenceEngine:
         for sequence, new in zip(sequences, new_tokens, strict=True):
             generates = sequence.request.max_new_tokens > 0
             if new and generates:
-                sequence.tokens.append(new.token)
+                sequence.append(new.token)
             events.append(
                 Event(
                     request_id=sequence.request_id,
@@ -418,36 +385,13 @@ class InferenceEngine:
                 self._scheduler.remove(sequence, clear_state=event.finish_reason == "failed")
         return events
 
-    @torch.inference_mode()
-    def _next_tokens(
-        self, sequences: Sequence[ActiveSequence], features: Tensor, draws: Sequence[float]
-    ) -> list[TokenLogprob | None]:
-        """Sample the next token of each sequence; None where its logits are NaN or infinite."""
-        logits, is_finite_b1 = mask_nonfinite(self.runner.logits(features))
-        requests = [one.request for one in sequences]
-        scored = [i for i, one in enumerate(requests) if one.logprobs or one.top_logprobs]
-        top = max((requests[i].top_logprobs for i in scored), default=0)
 
-        def score(tokens_b: Tensor) -> Tensor:
-            columns = [is_finite_b1]
-            if scored:
-                index = to_device(scored, logits.device)
-                logprobs = logprob_columns(logits[index], tokens_b[index], top)
-                table = logprobs.new_zeros(len(sequences), logprobs.size(1))
-                columns.append(table.index_copy_(0, index, logprobs))
-            return torch.cat(columns, 1)
+def last_of(features: Tensor, tokens: Sequence[Sequence[int]]) -> Tensor:
+    """Return the hidden state at the last token of each sequence: [b, s, h] -> [b, h]."""
+    last = to_device([len(one) - 1 for one in tokens], features.device)
+    return features[torch.arange(len(tokens), device=features.device), last]
 
-        rows = sample_tokens(
-            process_logits(logits, sequences),
-            [one.sampling for one in requests],
-            draws,
-            [one.num_new for one in sequences],
-            score,
-        )
-        found: list[TokenLogprob | None] = []
-        for i, (token, is_finite, *columns) in enumerate(rows):
-            new = TokenLogprob(token=int(token))
-            if i in scored:
-                new = read_logprobs(new.token, columns, requests[i].top_logprobs)
-            found.append(new if is_finite else None)
-        return found
+
+def _room(sequences: Sequence[ActiveSequence]) -> int:
+    """Return the most tokens that one of the sequences will have."""
+    return max(len(one.request.prompt) + one.request.max_new_tokens for one in sequences)

@@ -18,8 +18,8 @@ from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
 from megatron.inference.engine.decode_graphs import Capture, DecodeGraphs, StepShape, step_shape
 from megatron.inference.engine.decode_states import DecodeStates
 from megatron.inference.engine.device import to_device, without_cudnn_attention
-from megatron.inference.engine.passes import Decode, Extend, Prefill
 from megatron.inference.engine.onednn_weights import pack_weights
+from megatron.inference.engine.passes import Decode, Extend, Prefill
 from megatron.inference.engine.sampling import TokenLogprob, logprob_columns, read_logprobs
 from megatron.model.gpt import to_batch_first
 from megatron.model.layers.attention_kernels import core_attention_of
@@ -76,9 +76,13 @@ class ModelRunner:
         packs_weights: whether weights on CPUs are packed for decode steps, see `pack_weights`.
         kernels: what computes the operations inside layers.
 
+    `no_extension` is why `extend` is impossible; "" if it is possible.
+
     Raises:
         CheckpointError: the weights do not fit `spec`.
         ConfigError: the KV cache does not fit into memory.
+
+    Communication: messages between the ranks; every rank must build one, in step.
     """
 
     def __init__(
@@ -134,20 +138,27 @@ class ModelRunner:
             for step, call in zip(steps, self._body, strict=False)
             if not (isinstance(step, Layer) and step.prefill_only)
         ]
+        self.no_extension = self._why_no_extension()
         self._graphs = None
         if capture and rows and self._rounding > 1 and not (self.states and self.states.grows):
             self._graphs = DecodeGraphs(
                 self._decode, rows=rows, device=device, capture=capture, keeping=self._keeping
             )
 
-    def extends(self) -> bool:
-        """Return whether `extend` is possible: layers of all stages keep each token's vectors alone.
+    def _why_no_extension(self) -> str:
+        """Return why `extend` is impossible on one of the stages; "" if it is possible.
 
         Communication: every rank must call this, in step.
         """
-        here = bool(self.states and self.states.by_token) and not self.sees_prefix
+        why = ""
+        if self.states is None:
+            why = "sequences are recomputed for each token"
+        elif self.sees_prefix:
+            why = "tokens of a prompt attend to later ones"
+        elif not self.states.by_token:
+            why = "a layer keeps a state of each sequence"
         stages = range(self.groups.topology.pipeline)
-        return all([self.broadcast(here, stage=stage) for stage in stages])
+        return max([self.broadcast(why, stage=stage) for stage in stages])
 
     @property
     def has_logits(self) -> bool:
@@ -214,14 +225,20 @@ class ModelRunner:
 
     @torch.inference_mode()
     def extend(
-        self, tokens: Sequence[Sequence[int]], starts: Sequence[int], first: int = 0
+        self,
+        tokens: Sequence[Sequence[int]],
+        starts: Sequence[int],
+        first: int = 0,
+        *,
+        room: int = 0,
     ) -> Tensor:
-        """Extension: run further tokens of sequences, whose earlier ones are cached; see `extends`.
+        """Extension: run further tokens of sequences, whose earlier ones are cached.
 
         Args:
             tokens: further tokens of each sequence, one at least.
             starts: number of cached tokens of each sequence.
             first: row of the states of the first sequence.
+            room: as of `prefill`.
 
         Shapes: returns the hidden states [b, s, h], as `prefill` does; s the most further tokens.
         Communication: every rank must call this, in step.
@@ -229,11 +246,13 @@ class ModelRunner:
         assert self.states, "extensions need states"
         lengths = [*map(len, tokens)]
         tokens_bs = self._pad(tokens, max(lengths))
-        ends = [[start + length - 1] for start, length in zip(starts, lengths, strict=True)]
+        ends = [start + length for start, length in zip(starts, lengths, strict=True)]
+        self.states.reserve(max(*ends, min(room, self.max_length)))
         steps_s = torch.arange(tokens_bs.size(1), device=self.device)
         # Padding has the last token's position, which the network has.
         positions_bs = torch.minimum(
-            to_device(starts, self.device)[:, None] + steps_s, to_device(ends, self.device)
+            to_device(starts, self.device)[:, None] + steps_s,
+            to_device(ends, self.device)[:, None] - 1,
         )
         by_row = len(tokens) == 1 or bool(self.spec.attention.attention)
         self.states.start(Extend(first, starts, lengths, positions_bs, by_row=by_row))
@@ -241,12 +260,15 @@ class ModelRunner:
 
     @torch.inference_mode()
     def decode(
-        self, tokens: Sequence[int], positions: Sequence[int], behind: Sequence[int] = ()
+        self,
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        behind: Sequence[Sequence[int]] = (),
     ) -> Tensor:
         """Decode step: run one more token of each sequence, in the first rows of the states.
 
         Args:
-            behind: the first token of each row behind these, which padding may compute again.
+            behind: cached tokens of the rows behind these, which padding may compute again.
 
         Shapes: returns the hidden states [b, 1, h], as `prefill` does.
         Communication: every rank must call this, in step.
@@ -259,10 +281,13 @@ class ModelRunner:
             max_length=self.states.capacity,
             has_windows=bool(self.spec.attention.window),
         )
-        # Rows of padding compute their token at position 0 again, which sees no other one.
-        padding = [0] * (shape.rows - len(tokens))
-        firsts = [*behind, *padding][: len(padding)]
-        inputs_2b = to_device([[*tokens, *firsts], [*positions, *padding]], self.device)
+        # Rows of padding compute a cached token again, or one behind them that later passes overwrite.
+        at = shape.start
+        cached = [*behind, *[()] * shape.rows][: shape.rows - len(tokens)]
+        padding = [row[at] if at < len(row) else 0 for row in cached]
+        inputs_2b = to_device(
+            [[*tokens, *padding], [*positions, *[at] * len(padding)]], self.device
+        )
         if self._graphs:
             return self._graphs(inputs_2b, shape)[: len(tokens)]
         lengths = [position + 1 for position in positions] if self.spec.attention.attention else ()

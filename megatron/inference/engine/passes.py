@@ -208,9 +208,7 @@ class Decode(CachedPass):
         sizes = groups, capacity
         if sizes not in self._slots:
             rows = torch.arange(len(self.positions_bs) * groups, device=self.positions_bs.device)
-            self._slots[sizes] = (
-                rows.view(-1, groups) * capacity + self.positions_bs
-            ).flatten()
+            self._slots[sizes] = (rows.view(-1, groups) * capacity + self.positions_bs).flatten()
         return self._slots[sizes]
 
 

@@ -48,12 +48,30 @@ class Request:
 
 
 class ActiveSequence:
-    """A request that is waiting or running: its prompt and the tokens generated so far."""
+    """A request that is waiting or running: its prompt and the tokens generated so far.
+
+    `num_cached` is the number of its tokens that are in the KV cache.
+    """
 
     def __init__(self, request_id: int, request: Request):
         self.request_id, self.request = request_id, request
         self.tokens = list(request.prompt)
-        self.rng = random.Random(request.seed)
+        self.num_cached = 0
+        self._rng = random.Random(request.seed)
+        self._draws: list[float] = []
+
+    def draws(self, count: int) -> list[float]:
+        """Return the random numbers of the next `count` tokens, one for each."""
+        if self.request.sampling.is_greedy:
+            return [0.0] * count
+        self._draws += [self._rng.random() for _ in range(count - len(self._draws))]
+        return self._draws[:count]
+
+    def append(self, token: int) -> None:
+        """Append a generated token, sampled with the next random number; the others are cached."""
+        self.num_cached = len(self.tokens)
+        self.tokens.append(token)
+        del self._draws[:1]
 
     @property
     def num_new(self) -> int:
@@ -156,6 +174,17 @@ class CompletionBuilder:
             finish_reason=self._finish_reason or "length",
             prompt_tokens=self._prompt_tokens,
         )
+
+
+@dataclass
+class Counters:
+    """What an engine did since it started.
+
+    Args:
+        reused_prompt_tokens: tokens of prompts whose keys were cached before.
+    """
+
+    reused_prompt_tokens: int = 0
 
 
 def cut_at_stop_string(text: str, stops: Iterable[str], *, start: int = 0) -> str:

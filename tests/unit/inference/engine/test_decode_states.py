@@ -17,8 +17,8 @@ from megatron.inference.engine.beam_search import BeamSearchRequest
 from megatron.inference.engine.continuous_batching import InferenceEngine
 from megatron.inference.engine.decode_graphs import StepShape
 from megatron.inference.engine.decode_states import DecodeStates
-from megatron.inference.engine.passes import Decode, Prefill
 from megatron.inference.engine.model_runner import ModelRunner
+from megatron.inference.engine.passes import Decode, Prefill
 from megatron.inference.engine.sampling import SamplingParams
 from megatron.inference.engine.sequence import Request
 from megatron.inference.loading.loaded_model import lone_groups

@@ -59,7 +59,7 @@ def in_pieces(runner, texts, cuts, first):
 def test_pieces_of_a_text_are_computed_as_the_whole(group, name):
     spec, draw = spec_named(name), random.Random(5)
     runner = engine_of(random_model(group, spec), spec, rows=6).runner
-    assert runner.extends()
+    assert not runner.no_extension
     for rows in (1, 2, 3, 4):
         first = draw.randint(0, 6 - rows)
         texts = [[draw.randrange(29) for _ in range(draw.randint(2, LONGEST))] for _ in range(rows)]
