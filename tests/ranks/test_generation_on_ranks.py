@@ -15,6 +15,7 @@ from tiny import tiny_spec
 from megatron.config.network.model_spec import flat
 from megatron.inference.engine.beam_search import Beam, BeamSearchRequest
 from megatron.inference.engine.continuous_batching import InferenceEngine
+from megatron.inference.engine.prefix_cache import PrefixCache
 from megatron.inference.engine.sampling import SamplingParams
 from megatron.inference.engine.sequence import Completion, Event, Request
 from megatron.inference.server.engine_thread import EngineThread
@@ -119,6 +120,7 @@ def completion(request: Request, events: list[Event]) -> Completion:
 
 
 def write_together(rank: int, expected: dict[str, Any]) -> None:
+    PrefixCache.least_tokens = 2  # in this process, which runs nothing else
     group = lone_group()
     spec = SPECS["bloom"]
     even = tiny_spec(**flat(spec) | {"padded_vocab_size": 12})
@@ -146,6 +148,7 @@ def write_together(rank: int, expected: dict[str, Any]) -> None:
                     groups=build_groups(layout),
                     sees_prefix=sees_prefix,
                     recompute=recompute,
+                    batched_tokens=3,
                 )
                 if rank:
                     engine.follow()
@@ -156,6 +159,7 @@ def write_together(rank: int, expected: dict[str, Any]) -> None:
                 else:
                     require_equal(*written(engine), *expected[name])
                     require_equal(*served(engine), *expected[name])
+                    assert engine.counters.reused_prompt_tokens
                 engine.close()
 
 

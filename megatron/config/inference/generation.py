@@ -86,6 +86,13 @@ class GenerationConfig(DecodingConfig):
     decode_graphs: bool = True
     """Do not capture decode steps on GPUs as CUDA graphs, which replay a step's kernels in one launch."""
 
+    prefix_caching: bool = True
+    """Compute every prompt in full, instead of reusing what the KV cache has of its first tokens."""
+
+    max_num_batched_tokens: int = setting(2048, at_least=1)
+    """Maximum number of prompt tokens in one forward pass, padding included; a longer prompt is
+    computed in chunks, with decode steps of other sequences between them."""
+
     inference_max_seq_length: int | None = None
     """Length of the KV cache: most tokens of a prompt and its continuation (default: --max-position-embeddings)."""
 

@@ -79,6 +79,9 @@ def encoder_problems(
     given = {
         "--chat-template": server.chat_template is not None,
         "--recompute": generation.recompute,
+        "--no-prefix-caching": not generation.prefix_caching,
+        "--max-num-batched-tokens": generation.max_num_batched_tokens
+        != default.max_num_batched_tokens,
         "--inference-max-seq-length": generation.inference_max_seq_length is not None,
     }
     if network.service == "masks":

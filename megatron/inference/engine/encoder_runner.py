@@ -14,7 +14,7 @@ from megatron.config.network.model_spec import ModelSpec
 from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
 from megatron.inference.engine.continuous_batching import ExclusiveRequest
 from megatron.inference.engine.model_runner import fill_parameters, nonfinite_logits_error
-from megatron.inference.engine.sequence import Event, Request
+from megatron.inference.engine.sequence import Counters, Event, Request
 from megatron.model.layers.attention_kernels import core_attention_of
 from megatron.model.layers.layer_list import SequentialModel, Step
 from megatron.model.layers.parts import LayerParts
@@ -126,6 +126,7 @@ class SerialEngine:
         self.runner, self.rows = runner, 1
         self.max_length = runner.spec.positions.max_position_embeddings
         self._model: Any = runner if model is None else model
+        self.counters = Counters()
         self._is_open = True
 
     def problems(self, request: Request) -> Iterator[str]:

@@ -6,9 +6,6 @@ from dataclasses import dataclass, replace
 from megatron.inference.engine.decode_states import DecodeStates
 from megatron.inference.engine.sequence import Counters
 
-LEAST_TOKENS = 16
-"""Shorter prefixes are computed again: with a beginning-of-text token all prompts share one."""
-
 
 @dataclass(frozen=True)
 class Match:
@@ -34,6 +31,9 @@ class PrefixCache:
         counters: count the tokens that are reused.
     """
 
+    least_tokens = 16
+    """Shorter prefixes are computed again: with a beginning-of-text token all prompts share one."""
+
     def __init__(self, states: DecodeStates, *, rows: int, counters: Counters):
         self._states, self._rows, self._counters = states, rows, counters
         self._kept: dict[int, _Kept] = {}
@@ -41,7 +41,7 @@ class PrefixCache:
 
     def keep(self, row: int, tokens: list[int]) -> None:
         """Keep the cached `tokens` of a row that its sequence has left."""
-        if len(tokens) >= LEAST_TOKENS:
+        if len(tokens) >= self.least_tokens:
             self._kept = {
                 other: one
                 for other, one in self._kept.items()
@@ -63,7 +63,7 @@ class PrefixCache:
             if length > best.length:
                 best = Match(row, length, is_all=length == len(tokens))
         length = min(best.length, len(prompt) - 1)
-        return replace(best, length=length) if length >= LEAST_TOKENS else Match()
+        return replace(best, length=length) if length >= self.least_tokens else Match()
 
     def place(self, row: int, match: Match) -> None:
         """Put a cached prefix at the beginning of a row, for a sequence that gets the row.

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from megatron.inference.engine.decode_states import DecodeStates
-from megatron.inference.engine.prefix_cache import LEAST_TOKENS, Match, PrefixCache, common_prefix
+from megatron.inference.engine.prefix_cache import Match, PrefixCache, common_prefix
 from megatron.inference.engine.sequence import ActiveSequence
 
 
@@ -154,5 +154,6 @@ class Scheduler:
             return False
         # The next step can reuse what this one computes.
         return self.prefix_cache is None or all(
-            common_prefix(tokens, one.tokens) < match.length + LEAST_TOKENS for one in admitted
+            common_prefix(tokens, one.tokens) < match.length + self.prefix_cache.least_tokens
+            for one in admitted
         )

@@ -1,5 +1,6 @@
 """Load a checkpoint for inference: process groups, engine, tokenizer, chat template, FIM tokens."""
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -60,6 +61,8 @@ from megatron.tokenizer.types.options import keywords
 from megatron.tokenizer.types.tokenizer import Tokenizer
 from megatron.training.process.device import prepare_process
 from megatron.training.process.environment import Launch, cpu_threads, master_address
+
+log = logging.getLogger(__name__)
 
 Runner = TypeVar("Runner")
 
@@ -135,8 +138,17 @@ def load_model(
             capture=decode_capture(spec, groups, device) if graphs else None,
             kernels=_kernels_of(config, spec, groups, TORCH_DTYPES[dtype], device),
         )
+    if runner.no_extension and not options.recompute:
+        log.info("without prefix caching and chunked prefill: %s", runner.no_extension)
     return LoadedModel(
-        engine=InferenceEngine(runner, rows=rows, tokenizer=tokenizer, recompute=recompute),
+        engine=InferenceEngine(
+            runner,
+            rows=rows,
+            tokenizer=tokenizer,
+            recompute=recompute,
+            batched_tokens=options.max_num_batched_tokens,
+            prefix_caching=options.prefix_caching,
+        ),
         tokenizer=tokenizer,
         spec=spec,
         is_first=launch.rank == 0,

@@ -16,7 +16,13 @@ from fastapi import Request as HTTPRequest
 
 from megatron.common.errors import ConfigError, MegatronError
 from megatron.inference.engine.continuous_batching import ExclusiveRequest
-from megatron.inference.engine.sequence import Completion, CompletionBuilder, Event, Request
+from megatron.inference.engine.sequence import (
+    Completion,
+    CompletionBuilder,
+    Counters,
+    Event,
+    Request,
+)
 from megatron.training.process.stack_dump import place_of
 
 log = logging.getLogger(__name__)
@@ -39,6 +45,7 @@ class ServingEngine(Protocol):
     rows: int
     max_length: int
     runner: Any
+    counters: Counters
 
     @property
     def is_busy(self) -> bool:

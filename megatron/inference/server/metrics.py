@@ -53,6 +53,11 @@ class _OfEngine(Collector):
         yield CounterMetricFamily(
             "megatron_prompt_tokens", "Tokens of accepted prompts.", value=thread.num_prompt_tokens
         )
+        yield CounterMetricFamily(
+            "megatron_reused_prompt_tokens",
+            "Tokens of prompts that the KV cache had.",
+            value=thread.engine.counters.reused_prompt_tokens,
+        )
         yield GaugeMetricFamily(
             "megatron_sequences_waiting", "Waiting sequences.", value=thread.num_waiting
         )

@@ -10,9 +10,8 @@ from test_decode_graphs import SAMPLINGS
 from test_extend import FROM_FLAGS
 from tiny import tiny_plan, tiny_spec
 
-from megatron.inference.engine import prefix_cache, scheduler
 from megatron.inference.engine.beam_search import BeamSearchRequest
-from megatron.inference.engine.prefix_cache import common_prefix
+from megatron.inference.engine.prefix_cache import PrefixCache, common_prefix
 
 LONGEST = 40
 LENGTHS = {"seq_length": LONGEST, "max_position_embeddings": LONGEST}
@@ -29,8 +28,7 @@ def long_spec(name):
 @pytest.fixture(autouse=True)
 def short_prefixes(monkeypatch):
     """Reuse prefixes of three tokens and more."""
-    monkeypatch.setattr(prefix_cache, "LEAST_TOKENS", 3)
-    monkeypatch.setattr(scheduler, "LEAST_TOKENS", 3)
+    monkeypatch.setattr(PrefixCache, "least_tokens", 3)
 
 
 def requests_of(draw, count=12):

@@ -355,6 +355,21 @@ def test_only_who_bears_the_key_is_answered(group):
         assert b"<title>" in running.send("GET", "/").body
 
 
+def test_requests_with_a_common_prefix_reuse_it(running):
+    def reused():
+        lines = running.send("GET", "/metrics").body.decode().splitlines()
+        [line] = [one for one in lines if one.startswith("megatron_reused_prompt_tokens_total")]
+        return float(line.split()[1])
+
+    before, common = reused(), "common words first"
+    first = running.put(prompts=[f"{common}, a"], tokens_to_generate=2, top_k=1)
+    running.put(prompts=[f"{common}, b"], tokens_to_generate=2, top_k=1)
+    assert reused() - before == len(f"{common}, ")
+    again = running.put(prompts=[f"{common}, a"], tokens_to_generate=2, top_k=1)
+    assert again.json == first.json
+    assert reused() - before == 2 * len(f"{common}, ")
+
+
 def test_counts_are_reported(running):
     def reported():
         lines = running.send("GET", "/metrics").body.decode().splitlines()
