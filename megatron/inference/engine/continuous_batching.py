@@ -304,7 +304,7 @@ class InferenceEngine:
         else:
             features = self._prefill(admitted, tokens, first)
         for one, new in zip(admitted, tokens, strict=True):
-            one.num_cached += len(new)
+            one.cache(len(new))
         if not scheduler.join(admitted):
             return []
         has_logprobs = admitted[0].request.prompt_logprobs

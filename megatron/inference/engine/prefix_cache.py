@@ -16,7 +16,7 @@ class Match:
     is_all: bool = False
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Kept:
     tokens: list[int]
     used_at: int
@@ -71,14 +71,14 @@ class PrefixCache:
         Args:
             row: the first one without a sequence.
         """
-        self._counters.reused_prompt_tokens += match.length
+        self._counters.add_reused(match.length)
         source = self._kept.get(match.row) if match.length else None
         if source and match.is_all:
             self._hand_over(row, match)
             return
         if source:
             self._uses += 1
-            source.used_at = self._uses
+            self._kept[match.row] = replace(source, used_at=self._uses)
         self._vacate(row)
         if match.length and match.row != row:
             self._states.copy(match.row, row, match.length)

@@ -80,7 +80,7 @@ class Scheduler:
             admitted.append(self.waiting.popleft())
             if self.prefix_cache:
                 self.prefix_cache.place(len(self.running) + len(admitted) - 1, match)
-            sequence.num_cached = match.length
+            sequence.cache(match.length)
         return admitted
 
     def next_tokens(self, sequence: ActiveSequence) -> list[int]:
@@ -113,21 +113,21 @@ class Scheduler:
             row = self.running.index(sequence)
         if self.states and clear_state:
             self.states.clear(slice(row, row + 1))
-            sequence.num_cached = 0
+        kept = [] if clear_state else sequence.tokens[: sequence.num_cached]
         if row < len(self.running):
             last = self.running.pop()
             if last is not sequence:
                 self.running[row] = last
-                row = self._move(len(self.running), row, last, sequence)
+                row = self._move(len(self.running), row, last, len(kept))
             if self.partial:
-                row = self._move(row + 1, row, self.partial, sequence)
+                row = self._move(row + 1, row, self.partial, len(kept))
         if self.prefix_cache:
-            self.prefix_cache.keep(row, sequence.tokens[: sequence.num_cached])
+            self.prefix_cache.keep(row, kept)
 
-    def _move(self, source: int, target: int, moved: ActiveSequence, ended: ActiveSequence) -> int:
-        """Move a sequence to the row of one that has ended; return the row that this one has then."""
+    def _move(self, source: int, target: int, moved: ActiveSequence, kept: int) -> int:
+        """Move a sequence to the row of one that has ended; return where its `kept` tokens are then."""
         if self.states and self.prefix_cache:
-            self.states.swap(source, target, max(moved.num_cached, ended.num_cached))
+            self.states.swap(source, target, max(moved.num_cached, kept))
         elif self.states:
             self.states.copy(source, target, moved.num_cached)
         return source

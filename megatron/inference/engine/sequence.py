@@ -60,6 +60,10 @@ class ActiveSequence:
         self._rng = random.Random(request.seed)
         self._draws: list[float] = []
 
+    def cache(self, count: int) -> None:
+        """Count further tokens as cached."""
+        self.num_cached += count
+
     def draws(self, count: int) -> list[float]:
         """Return the random numbers of the next `count` tokens, one for each."""
         if self.request.sampling.is_greedy:
@@ -185,6 +189,10 @@ class Counters:
     """
 
     reused_prompt_tokens: int = 0
+
+    def add_reused(self, tokens: int) -> None:
+        """Count tokens of a prompt that were cached before."""
+        self.reused_prompt_tokens += tokens
 
 
 def cut_at_stop_string(text: str, stops: Iterable[str], *, start: int = 0) -> str:

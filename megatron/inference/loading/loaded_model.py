@@ -138,20 +138,32 @@ def load_model(
             capture=decode_capture(spec, groups, device) if graphs else None,
             kernels=_kernels_of(config, spec, groups, TORCH_DTYPES[dtype], device),
         )
-    if runner.no_extension and not options.recompute:
-        log.info("without prefix caching and chunked prefill: %s", runner.no_extension)
     return LoadedModel(
-        engine=InferenceEngine(
-            runner,
-            rows=rows,
-            tokenizer=tokenizer,
-            recompute=recompute,
-            batched_tokens=options.max_num_batched_tokens,
-            prefix_caching=options.prefix_caching,
-        ),
+        engine=_engine_of(runner, options, rows=rows, tokenizer=tokenizer, recompute=recompute),
         tokenizer=tokenizer,
         spec=spec,
         is_first=launch.rank == 0,
+    )
+
+
+def _engine_of(
+    runner: ModelRunner,
+    options: GenerationConfig,
+    *,
+    rows: int,
+    tokenizer: Tokenizer,
+    recompute: bool,
+) -> InferenceEngine:
+    """Return the engine of a runner with the options of continuous batching."""
+    if runner.no_extension and not options.recompute:
+        log.info("without prefix caching and chunked prefill: %s", runner.no_extension)
+    return InferenceEngine(
+        runner,
+        rows=rows,
+        tokenizer=tokenizer,
+        recompute=recompute,
+        batched_tokens=options.max_num_batched_tokens,
+        prefix_caching=options.prefix_caching,
     )
 
 
