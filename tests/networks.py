@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from megatron.common.registry import OBJECTIVES
+from megatron.config.architecture.architecture import network_of
 from megatron.config.network.model_spec import ModelSpec
 from megatron.config.plan.plan import Plan
 from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
-from megatron.model.gpt import gpt_layers
 from megatron.model.initialization import initialise
 from megatron.model.layers.attention_kernels import CoreAttention, core_attention_of
 from megatron.model.layers.layer_list import SequentialModel, Step
@@ -23,8 +23,8 @@ def gpt_steps(
     batch_fields: Sequence[str] = (),
     **parts: Any,
 ) -> list[Step]:
-    """Return the layers of a GPT; see `gpt_layers`."""
-    return gpt_layers(
+    """Return the layers of a GPT, or of the network that a spec names."""
+    steps: list[Step] = network_of(spec).layers(
         spec,
         LayerParts(
             kernels=kernels,
@@ -33,6 +33,7 @@ def gpt_steps(
             **parts,
         ),
     )
+    return steps
 
 
 def task_network(plan: Plan, group: Any, *, initialises: bool = True) -> SequentialModel:

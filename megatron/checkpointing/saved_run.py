@@ -20,7 +20,6 @@ from megatron.common.extensions import (
     extensions_with,
     used_sections,
 )
-from megatron.common.registry import NETWORKS
 from megatron.config.config import (
     ANY_NETWORK,
     SECTIONS,
@@ -31,6 +30,7 @@ from megatron.config.config import (
     sections_in,
 )
 from megatron.config.data.objective import ObjectiveName
+from megatron.config.network_contract import is_chosen_by_flag
 from megatron.config.optimization.batch_size import NO_PROGRESS, Progress
 from megatron.config.parsing.flags import options_of
 from megatron.config.parsing.parser import OFF, Given
@@ -206,7 +206,7 @@ def saved_network(load: Path, step: int | None = None) -> SavedNetwork | None:
             for name, value in saved.get(section, {}).items()
         }
         flags |= dict(spec.own_flags)  # of plugins' parts
-        if NETWORKS.is_own(spec.architecture):
+        if is_chosen_by_flag(spec.architecture):
             flags["network"] = spec.architecture
         if spec.attention.attention:
             flags["attention_impl"] = spec.attention.attention

@@ -107,7 +107,7 @@ def network_in(config: Config, objective: ObjectiveName) -> Network:
         ConfigError: the objective does not train it.
     """
     name, declared = config.plugins.network, declaration_of(objective)
-    if name and not NETWORKS.is_own(name) and name != declared.network:
+    if name and not _trains(declared.network, name):
         raise ConfigError(
             f"--network {name}: the objective {objective} trains a {declared.network.upper()}: leave "
             "the flag out"
@@ -118,6 +118,18 @@ def network_in(config: Config, objective: ObjectiveName) -> Network:
     if network.name != name:
         raise ConfigError(f"the network {name}: its class has another name: write name = {name!r}")
     return network
+
+
+def _trains(trained: str, name: str) -> bool:
+    """Whether an objective of the network `trained` can train the one of this name, too."""
+    return NETWORKS.is_own(name) or trained in (name, NETWORKS.get_class(name).in_place_of)
+
+
+def is_chosen_by_flag(name: str) -> bool:
+    """Whether --network chooses the network of this name, which no objective names."""
+    return NETWORKS.is_own(name) or bool(
+        name in NETWORKS and NETWORKS.get_class(name).in_place_of
+    )
 
 
 def require_own_part(network: Network, spec: ModelSpec) -> None:
@@ -141,7 +153,7 @@ def require_own_part(network: Network, spec: ModelSpec) -> None:
 
 
 def with_network(config: Config, spec: ModelSpec) -> Config:
-    """Return `config` with the network of a checkpoint, if a plugin defines it."""
-    if not NETWORKS.is_own(spec.architecture):
+    """Return `config` with the network of a checkpoint, if no objective names it."""
+    if not is_chosen_by_flag(spec.architecture):
         return config
     return replace(config, plugins=replace(config.plugins, network=spec.architecture))

@@ -41,7 +41,7 @@ def initialise(
     *,
     seed: int,
     std: float,
-    num_layers: int,
+    num_layers: float,
     xavier: bool = False,
     vocab_size: int | None = None,
 ) -> None:
@@ -51,10 +51,12 @@ def initialise(
     std / sqrt(2 * num_layers). The first matrix of an adapter is drawn evenly from
     +-1 / sqrt(columns), as PEFT does. Biases, norms and the second matrix stay as they are. The
     numbers depend on the seed, the parameter's name and the row, so every shard, every stage and
-    every holder of experts gets its part of the same full matrix.
+    every holder of experts gets its part of the same full matrix. A parameter marked with a function
+    gets its values for evenly distributed numbers, which depend on the seed and the name.
 
     Args:
         model: a stage or the full model; its parameter names carry the layers' numbers.
+        num_layers: layers of the network with two parts each, such as attention and MLP.
         xavier: draw evenly from +-sqrt(6 / (rows + columns)) of the full matrix instead, whatever
             `std` is and wherever the matrix stands.
         vocab_size: rows of a token table that are no padding; further ones stay 0 and count for no
@@ -70,6 +72,9 @@ def initialise(
     residual_std = std / math.sqrt(2 * num_layers)
     empty = []
     for name, parameter in model.named_parameters():
+        of_parameter = initial_of(parameter)
+        if callable(of_parameter):
+            _fill_by_function(parameter, f"{seed}:{name}", of_parameter)
         for key, matrix in _matrices(name, parameter):
             values = initial_of(matrix)
             rows, columns = _whole_shape(matrix)
@@ -99,7 +104,7 @@ def _matrices(name: str, parameter: nn.Parameter) -> Iterator[tuple[str, nn.Para
     An expert's key has its number among all experts.
     """
     values = initial_of(parameter)
-    if values == "constructed":
+    if values == "constructed" or callable(values):
         return
     if parameter.dim() == 2:
         yield name, parameter
@@ -111,6 +116,18 @@ def _matrices(name: str, parameter: nn.Parameter) -> Iterator[tuple[str, nn.Para
         if shard:
             drawn.shard = Shard(shard.dim - 1, shard.index, shard.count)  # type: ignore[attr-defined]
         yield f"{name}:{first + number}", drawn
+
+
+@torch.no_grad()
+def _fill_by_function(
+    parameter: nn.Parameter, key: str, values: Callable[[Tensor], Tensor]
+) -> None:
+    """Set `parameter` to this rank's shard of `values` of numbers between 0 and 1."""
+    shard = shard_of(parameter) or Shard(0, 0, 1)
+    shape = [*parameter.shape]
+    shape[shard.dim] *= shard.count
+    drawn = torch.rand(shape, generator=_generator(key))
+    parameter.copy_(values(drawn.chunk(shard.count, shard.dim)[shard.index]))
 
 
 @torch.no_grad()

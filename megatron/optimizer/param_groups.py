@@ -45,7 +45,9 @@ def param_groups(
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     # Of the biases of experts, a tensor has those of all.
     matrices = {name for name, p in trained if dimensions(p) > 1 and not name.endswith(".bias")}
-    layers = {name for name in matrices if muon and "embeddings" not in name}
+    # Values that a function draws are no matrix of a product, such as those of a convolution.
+    drawn = {name for name, p in trained if callable(getattr(p, "initial", None))}
+    layers = {name for name in matrices - drawn if muon and "embeddings" not in name}
     norms = {n for n, _ in trained if decays_qk_norms and _QK_NORM.search(n)}
     embeddings = {n for n in matrices if embeddings_apart and n.endswith("word_embeddings.weight")}
     decayed = (matrices | norms) - layers

@@ -1,6 +1,6 @@
 """Marks on parameters: tensor-parallel shard, expert, partial gradient, initial values; exact division."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, get_args
@@ -136,12 +136,14 @@ def is_expert(parameter: nn.Parameter) -> bool:
     return hasattr(parameter, "expert_share")
 
 
-Initial = Literal["matrix", "residual", "vocabulary", "adapter", "constructed"]
+InitialName = Literal["matrix", "residual", "vocabulary", "adapter", "constructed"]
+Initial = InitialName | Callable[[Tensor], Tensor]
 """Initial values of a parameter; `megatron.model.initialization.initialise` draws them.
 
 "matrix": normal, with the standard deviation of the network; "residual": the same divided by
 sqrt(2 * num_layers), for projections into the residual stream; "vocabulary": as "matrix", rows of padding are 0;
-"adapter": evenly distributed; "constructed": those that the constructor has set.
+"adapter": evenly distributed; "constructed": those that the constructor has set. A function computes the
+values of a tensor of any shape from numbers that are evenly distributed between 0 and 1, each by itself.
 """
 
 
@@ -151,9 +153,9 @@ def mark_initial(parameter: nn.Parameter, values: Initial) -> nn.Parameter:
     Raises:
         ValueError: there are no such values.
     """
-    if values not in get_args(Initial):
+    if not callable(values) and values not in get_args(InitialName):
         raise ValueError(
-            f"initial values {values!r}: expected one of {', '.join(get_args(Initial))}"
+            f"initial values {values!r}: expected one of {', '.join(get_args(InitialName))}"
         )
     parameter.initial = values  # type: ignore[attr-defined]
     return parameter

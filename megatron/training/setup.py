@@ -264,7 +264,7 @@ def build_engine(
                 initialise,
                 seed=plan.training.seed,
                 std=model.init_std,
-                num_layers=model.num_layers,
+                num_layers=network_of(model).residual_additions(model) / 2,
                 xavier=model.init == "xavier_uniform",
                 vocab_size=counted,
             ),

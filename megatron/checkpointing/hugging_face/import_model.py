@@ -187,7 +187,7 @@ def describe_model(source: Path, options: ImportOptions, *, save: Path) -> Model
         DataError: the tokenizer is missing, or has more ids than the embedding has rows.
     """
     full_config = _read_config(source)
-    config = _language_model(full_config)
+    config = language = _language_model(full_config)
     family, quantization = family_of_config(config), quantization_of(full_config)
     if not options.predicts:
         config = family.without_predictions(config)
@@ -215,7 +215,7 @@ def describe_model(source: Path, options: ImportOptions, *, save: Path) -> Model
         plan=run_plan,
         tokenizer=tokenizer,
         manifest=manifest_of_import(source, run_config, run_plan),
-        is_text_part=config is not full_config,
+        is_text_part=language is not full_config,
         quantization=quantization,
     )
 

@@ -112,6 +112,9 @@ class Architecture:
     retrieves: bool = False
     """Whether it reads neighbors of its samples."""
 
+    in_place_of: str = ""
+    """The network whose objectives train this one too, with --network; a plugin's needs none."""
+
     takes_heads: bool = False
     """Whether another head can replace the network's; see `classifier`."""
 
@@ -278,6 +281,10 @@ class Architecture:
         head = spec.vocabulary.padded_vocab_size * spec.hidden_size
         ahead = prediction_flops(spec, recompute)
         return float(2 * spec.seq_length * (stack_flops(spec, recompute) + ahead + 3 * head))
+
+    def residual_additions(self, spec: ModelSpec) -> int:
+        """Return how often a layer's output is added to the residual stream: see `initialise`."""
+        return 2 * spec.num_layers
 
     # Its activations. `sizes`: a `megatron.planner.activations.Activations` of its micro-batches.
 

@@ -125,13 +125,13 @@ def stack_flops(
     forward = (
         len(numbers) * attention_matrices(spec)
         + attention
-        + sum(_mlp_products(spec, number) for number in numbers)
+        + sum(mlp_products(spec, number) for number in numbers)
     )
     layers = (3 + recompute.share) * forward
     return layers + (attention if recompute.granularity == "selective" else 0)
 
 
-def _mlp_products(spec: ModelSpec, number: int) -> int:
+def mlp_products(spec: ModelSpec, number: int) -> int:
     """Return the weights of the matrices that a token passes in the MLP or experts of a layer."""
     experts, mlp = spec.experts_of(number), mlp_matrices(spec)
     if experts == 1:

@@ -11,8 +11,7 @@ NETWORK_FLAGS = (
     *refused(
         "linear and indexed attention are not built: every layer has softmax attention; leave this "
         "flag out",
-        """experimental-attention-variant linear-attention-freq linear-conv-kernel-dim
-        linear-key-head-dim linear-value-head-dim linear-num-key-heads linear-num-value-heads
+        """experimental-attention-variant
         dsa-indexer-n-heads dsa-indexer-head-dim dsa-indexer-topk dsa-indexer-topk-freq
         dsa-indexer-skip-topk-offset dsa-indexer-loss-coeff dsa-indexer-use-sparse-loss
         dsa-kernel-backend dsa-indexer-rope-interleaved ~dsa-indexer-rotate-activation
@@ -57,10 +56,12 @@ NETWORK_FLAGS = (
         engram-kernel-size engram-table-backend""",
     ),
     *refused(
-        "Mamba and hybrid networks are not built; leave their flags out",
-        """is-hybrid-model hybrid-layer-pattern hybrid-override-pattern mamba-state-dim
-        mamba-head-dim mamba-num-groups mamba-num-heads disable-mamba-mem-eff-path
-        mamba-training-ssm-states-dtype mlp-chunks-for-training""",
+        "write --network hybrid --hybrid-layer-pattern with a letter for each layer instead",
+        "is-hybrid-model hybrid-override-pattern linear-attention-freq",
+    ),
+    *refused(
+        "this option of hybrid networks is not built; leave this flag out",
+        "disable-mamba-mem-eff-path mamba-training-ssm-states-dtype mlp-chunks-for-training",
     ),
     *refused(
         "layers of different sizes are not built; leave this flag out",

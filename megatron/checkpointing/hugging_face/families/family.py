@@ -53,6 +53,9 @@ class Modules:
 _COPIES = ("embed_tokens.weight", "shared_head.head.weight")
 """Tensors of a layer of multi-token prediction that are those of the network."""
 
+LEFT_OUT = object()
+"""What a function of `Family.keys` returns for an entry that makes no difference to a network."""
+
 Table = Mapping[str, str | Modules]
 """Modules of transformers by our module name, or tensors by the name of a tensor that no module of
 theirs names alike; a string for one with the same elements."""
@@ -77,6 +80,7 @@ class Family:
         layers: prefix of a transformer layer; {} is its number, from 0 on.
         norms_around_one: whether norm weights are stored minus 1.
         objective: that trains such a network.
+        of_network: name of the network in NETWORKS; "" for the objective's.
         computes: the network that transformers computes with these weights, where it differs.
         prediction: modules of a layer of multi-token prediction besides the transformer layer; files
             hold such layers after the last one. {}: there are none.
@@ -96,6 +100,7 @@ class Family:
     layers: str
     norms_around_one: bool = False
     objective: ObjectiveName = "gpt"
+    of_network: str = ""
     computes: Callable[[ModelSpec], ModelSpec] = lambda spec: spec
     script_of: Callable[[HuggingFaceConfig], str] = lambda _: ""
     values_for: Callable[[int], Values] = lambda _: {}
@@ -126,7 +131,7 @@ class Family:
     def config(self, spec: ModelSpec) -> dict[str, Any]:
         """Build config.json of a network, without vocabulary and dtype."""
         values = flat(spec)
-        return {
+        entries = {
             key: values[entry]
             if isinstance(entry, str)
             else entry(spec)
@@ -134,6 +139,7 @@ class Family:
             else entry
             for key, entry in self.keys.items()
         }
+        return {key: entry for key, entry in entries.items() if entry is not LEFT_OUT}
 
     def values(self, config: HuggingFaceConfig) -> Values:
         """Return the settings of config.json, without those common to all families.

@@ -78,7 +78,10 @@ def family_of(spec: ModelSpec, wanted: str | None = None) -> Family:
         CheckpointError: there is none; lists the mismatches with the nearest one.
     """
     network = network_of(spec)
-    networks = {family: declaration_of(family.objective).network for family in all_families()}
+    networks = {
+        family: family.of_network or declaration_of(family.objective).network
+        for family in all_families()
+    }
     if network.not_in_transformers or network.name not in networks.values():
         reason = network.not_in_transformers or f"transformers has no {network.name}"
         raise CheckpointError(

@@ -14,16 +14,10 @@ from architectures import (
     tokens,
     tool,
 )
-from checkpoints import in_transformers, whole_weights
-from families import (
-    decoded_logits,
-    logits_and_gradients,
-    require_close,
-    sample,
-    their_logits_and_gradients,
-    their_model,
-)
+from checkpoints import whole_weights
+from families import logits_and_gradients, require_close, their_model
 from safetensors.torch import load_file, save_file
+from same_model import require_same_model
 from tiny import VOCAB_SIZE
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
@@ -34,11 +28,9 @@ from transformers import (
 )
 
 from megatron.checkpointing.conversion.network import load_network
-from megatron.checkpointing.hugging_face.families.registry import family_of
 from megatron.checkpointing.manifest import read_manifest
 from megatron.checkpointing.resharding.universal import read_checkpoint
 from megatron.config.network.model_spec import flat
-from megatron.inference.loading.loaded_model import lone_groups
 
 
 @pytest.mark.parametrize("case", OURS)
@@ -81,41 +73,7 @@ def test_a_network_is_the_same_in_transformers_and_back(case, exported, tmp_path
 @pytest.mark.parametrize("case", THEIRS)
 def test_a_model_of_transformers_is_the_same_here_and_back(group, case, tmp_path, capsys):
     model = their_model(THEIRS[case])
-    model.save_pretrained(tmp_path / "hf", max_shard_size="10KB")
-    tool("from_hf", "--load", tmp_path / "hf", "--save", tmp_path / "ours", "--seq-length", 20)
-    folder = tmp_path / "ours/global_step0"
-    manifest = read_manifest(folder)
-    spec, checkpoint = manifest.spec, read_checkpoint(folder, manifest, optimizer=False)
-    own = load_network(spec, checkpoint)
-    assert spec.num_parameters == sum(p.numel() for p in own.parameters())
-
-    own_type = ["--model-type", model.config.model_type]
-    tool(
-        "to_hf", "--load", tmp_path / "ours", "--save", tmp_path / "back", "--no-verify", *own_type
-    )
-    files = (tmp_path / "hf").glob("*.safetensors")
-    wanted = {name: weight for file in files for name, weight in load_file(file).items()}
-    require_equal(
-        with_one_head(load_file(tmp_path / "back/model.safetensors")), with_one_head(wanted)
-    )
-
-    ids = sample(length=25)
-    logits, gradients = logits_and_gradients(own, ids)
-    expected, theirs = their_logits_and_gradients(model, ids, tmp_path / "gradients")
-    require_close(logits, expected)
-    family = family_of(spec, model.config.model_type)
-    found, theirs = map(with_one_head, (in_transformers(spec, gradients, family), theirs))
-    assert len(found) > 2 and found.keys() <= theirs.keys()
-    for name, gradient in found.items():
-        require_close(gradient, theirs[name], name)
-
-    decoded, positions_bn = decoded_logits(spec, checkpoint.parameters, ids, lone_groups())
-    require_close(decoded, expected[torch.arange(len(ids))[:, None], positions_bn])
-
-
-def with_one_head(weights):
-    """Rename GPT-NeoX's head, whose name depends on the version of transformers."""
-    return {name.replace("embed_out.", "lm_head."): weight for name, weight in weights.items()}
+    require_same_model(model, tmp_path)
 
 
 def test_layers_of_multi_token_prediction_are_left_out_with_a_notice(group, tmp_path, capsys):

@@ -1,0 +1,185 @@
+"""Hybrid networks: the layer pattern and the sizes of recurrent layers; resolution and checks."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from megatron.config.config import Config
+from megatron.config.network.model_spec import ModelSpec
+from megatron.config.parallelism.layout import sequence_flags
+from megatron.config.parsing.declaration import range_problems, resolve, setting
+
+MAMBA, DELTA_NET, ATTENTION, MLP, EXPERTS = "MG*-E"
+RECURRENT = (MAMBA, DELTA_NET)
+
+_ELSEWHERE = {
+    "D": "sparse attention is not built",
+    "+": "attention is latent with --multi-latent-attention in networks of attention alone",
+    "|": "write --pp-partition-method for other stages than equal ones",
+    "/": "layers of multi-token prediction are not built for this network",
+}
+"""Letters of Megatron-LM's patterns that are refused, and why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HybridConfig:
+    """Hybrid networks (--network hybrid): recurrent layers, attention, MLPs and experts by a pattern."""
+
+    hybrid_layer_pattern: str | None = None
+    """Kind of each layer, as many letters as --num-layers, each a layer of one part: M Mamba-2, G Gated
+    DeltaNet, * attention, - MLP, E experts. A transformer layer is two: *- or *E."""
+
+    mamba_state_dim: int = setting(128, at_least=1)
+    """Features of the state of Mamba-2 for each feature of a head."""
+
+    mamba_head_dim: int = setting(64, at_least=1)
+    """Features of a head of Mamba-2."""
+
+    mamba_num_groups: int = setting(8, at_least=1)
+    """Groups of heads of Mamba-2, which share their B and C; a multiple of
+    --tensor-model-parallel-size."""
+
+    mamba_num_heads: int | None = setting(None, at_least=1)
+    """Heads of Mamba-2 (default: 2 * hidden_size / mamba_head_dim)."""
+
+    mamba_dt_min: float = setting(0.0, at_least=0)
+    """Smallest time step of Mamba-2."""
+
+    linear_conv_kernel_dim: int = setting(4, at_least=2)
+    """Tokens that the convolutions of Mamba-2 and Gated DeltaNet see, the token itself included."""
+
+    linear_key_head_dim: int = setting(128, at_least=1)
+    """Features of a key and query head of Gated DeltaNet."""
+
+    linear_value_head_dim: int = setting(128, at_least=1)
+    """Features of a value head of Gated DeltaNet."""
+
+    linear_num_key_heads: int = setting(16, at_least=1)
+    """Key and query heads of Gated DeltaNet; a multiple of --tensor-model-parallel-size."""
+
+    linear_num_value_heads: int = setting(32, at_least=1)
+    """Value heads of Gated DeltaNet, a multiple of its key heads."""
+
+
+SECTIONS = {"hybrid": HybridConfig}
+OF_NETWORK = ("hybrid",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HybridSpec:
+    """Kinds of layers, and the sizes of those that the pattern has; others are 0."""
+
+    hybrid_layer_pattern: str = ""
+    mamba_state_dim: int = 0
+    mamba_head_dim: int = 0
+    mamba_num_groups: int = 0
+    mamba_num_heads: int = 0
+    mamba_dt_min: float = 0.0
+    linear_conv_kernel_dim: int = 0
+    linear_key_head_dim: int = 0
+    linear_value_head_dim: int = 0
+    linear_num_key_heads: int = 0
+    linear_num_value_heads: int = 0
+
+    def kind_of(self, number: int) -> str:
+        """Return the letter of the layer `number`, from 1 on."""
+        return self.hybrid_layer_pattern[number - 1]
+
+    def numbers_of(self, kinds: str) -> list[int]:
+        """Return the numbers, from 1 on, of the layers of these kinds."""
+        letters = enumerate(self.hybrid_layer_pattern, 1)
+        return [number for number, letter in letters if letter in kinds]
+
+
+def with_pattern(spec: ModelSpec, config: HybridConfig) -> ModelSpec:
+    """Return `spec`, a GPT's, with layers of the kinds in the pattern."""
+    pattern = config.hybrid_layer_pattern or ""
+    heads = config.mamba_num_heads or 2 * spec.hidden_size // config.mamba_head_dim
+    own = resolve(HybridSpec, "model", config, mamba_num_heads=heads)
+    absent = [
+        *(("mamba_",) if MAMBA not in pattern else ()),
+        *(("linear_key_", "linear_value_", "linear_num_") if DELTA_NET not in pattern else ()),
+        *(() if {*RECURRENT} & {*pattern} else ("linear_conv_",)),
+    ]
+    zeros = {name: 0 for name in vars(own) if name.startswith(tuple(absent))}
+    moe = spec.moe
+    if moe:
+        experts = max(moe.num_experts)
+        moe = replace(moe, num_experts=tuple(experts if kind == EXPERTS else 1 for kind in pattern))
+    return replace(spec, moe=moe, own=replace(own, **zeros))
+
+
+def hybrid_problems(config: Config) -> Iterator[str]:
+    """Yield why a hybrid network cannot be built or divided."""
+    hybrid: HybridConfig = config.section(HybridConfig)
+    pattern = hybrid.hybrid_layer_pattern
+    if not pattern:
+        yield (
+            "--hybrid-layer-pattern is missing: the kind of each layer, such as M-M-M*-, with M "
+            "Mamba-2, G Gated DeltaNet, * attention, - MLP and E experts"
+        )
+        return
+    yield from range_problems(hybrid)
+    yield from _pattern_problems(pattern, config)
+    yield from _size_problems(hybrid, pattern, config)
+
+
+def _pattern_problems(pattern: str, config: Config) -> Iterator[str]:
+    for letter in dict.fromkeys(pattern):
+        if letter not in (*RECURRENT, ATTENTION, MLP, EXPERTS):
+            reason = _ELSEWHERE.get(letter, "known are M, G, *, - and E")
+            yield f"--hybrid-layer-pattern {pattern} has {letter}: {reason}"
+    if len(pattern) != config.model.num_layers:
+        yield (
+            f"--num-layers {config.model.num_layers}: --hybrid-layer-pattern {pattern} has "
+            f"{len(pattern)} layers: write --num-layers {len(pattern)}"
+        )
+    has_experts = config.experts.num_experts is not None
+    if EXPERTS in pattern and not has_experts:
+        yield f"--hybrid-layer-pattern {pattern} has layers with experts: give --num-experts"
+    if has_experts and EXPERTS not in pattern:
+        yield f"--num-experts: --hybrid-layer-pattern {pattern} has no layer with experts (E)"
+    if has_experts and len(config.experts.num_experts or ()) > 1:
+        yield "--num-experts: give one number, which all layers with experts (E) have"
+    for flag, value in (
+        ("--moe-layer-freq", config.experts.moe_layer_freq),
+        ("--expert-interval", config.experts.expert_interval),
+    ):
+        if value is not None:
+            yield f"{flag}: --hybrid-layer-pattern has the layers with experts (E): leave {flag} out"
+
+
+def _size_problems(hybrid: HybridConfig, pattern: str, config: Config) -> Iterator[str]:
+    tensor = config.parallel.tensor_model_parallel_size
+    divided = f"--tensor-model-parallel-size {tensor}"
+    if MAMBA in pattern:
+        inner = 2 * config.model.hidden_size
+        if hybrid.mamba_num_heads is None and inner % hybrid.mamba_head_dim:
+            yield (
+                f"--mamba-head-dim {hybrid.mamba_head_dim} does not divide 2 * --hidden-size = "
+                f"{inner}: give --mamba-num-heads"
+            )
+            return
+        heads = hybrid.mamba_num_heads or inner // hybrid.mamba_head_dim
+        if heads % hybrid.mamba_num_groups:
+            yield (
+                f"--mamba-num-groups {hybrid.mamba_num_groups} does not divide the {heads} heads of "
+                "Mamba-2 (--mamba-num-heads)"
+            )
+        if hybrid.mamba_num_groups % tensor:
+            yield f"--mamba-num-groups {hybrid.mamba_num_groups} is not a multiple of {divided}"
+    if DELTA_NET in pattern:
+        keys, values = hybrid.linear_num_key_heads, hybrid.linear_num_value_heads
+        if values % keys:
+            yield (
+                f"--linear-num-value-heads {values} is not a multiple of --linear-num-key-heads {keys}"
+            )
+        if keys % tensor:
+            yield f"--linear-num-key-heads {keys} is not a multiple of {divided}"
+    if {*RECURRENT} & {*pattern}:
+        for flag, size in sequence_flags(config.parallel).items():
+            if size > 1:
+                yield (
+                    f"{flag} {size}: the state of a recurrent layer (M, G) passes from each part of a "
+                    "sequence to the next, which ranks that divide the sequence do not exchange: "
+                    "leave it out"
+                )

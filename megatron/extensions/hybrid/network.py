@@ -1,0 +1,174 @@
+"""Hybrid networks: layers of Mamba-2, Gated DeltaNet, attention, MLPs and experts by a pattern."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from megatron.common.registry import NETWORKS
+from megatron.config.architecture.architecture import Entry
+from megatron.config.architecture.counts import (
+    Weights,
+    attention_matrices,
+    attention_weights,
+    block_weights,
+    core_features,
+    mlp_products,
+    norm_width,
+)
+from megatron.config.architecture.options import DECODER, LATENT, LORA, PREDICTION, STREAM
+from megatron.config.config import Config
+from megatron.config.network.model_spec import ModelSpec, names_of
+from megatron.config.network_contract import Network
+from megatron.config.parallelism.recompute_plan import RecomputePlan
+from megatron.config.parsing.flags import given_options
+from megatron.extensions.hybrid.flags import (
+    ATTENTION,
+    DELTA_NET,
+    MAMBA,
+    HybridConfig,
+    HybridSpec,
+    hybrid_problems,
+    with_pattern,
+)
+
+
+@NETWORKS.register("hybrid")
+class HybridNetwork(Network):
+    """A decoder whose layers have one part each: a recurrence, attention, an MLP or experts."""
+
+    name = "hybrid"
+    in_place_of = "gpt"
+    service = "prompts"
+    use = "tools/generate_samples_gpt.py continues texts with it"
+    usage = "generate with: tools/generate_samples_gpt.py --load {directory} --prompt TEXT"
+    part = HybridSpec
+    options = (DECODER - LATENT - LORA - PREDICTION - STREAM - {"input_norm"}) | {
+        *names_of(HybridSpec)
+    }
+    lacks = "is not built for hybrid networks: leave it out"
+    layers_in = "megatron.extensions.hybrid.layers.hybrid_layers"
+    caches = True
+
+    def problems(self, config: Config) -> Iterator[str]:
+        """Yield why a hybrid network cannot be built or divided."""
+        return hybrid_problems(config)
+
+    @classmethod
+    def misplaced_flags(cls, config: Config) -> Iterator[str]:
+        """Yield the flags of hybrid networks."""
+        for option in given_options(config.section(HybridConfig)):
+            yield f"{option} is for hybrid networks: add --network hybrid"
+
+    def spec(self, plain: ModelSpec, config: Config) -> ModelSpec:
+        """Return a decoder with layers of the kinds in the pattern."""
+        return with_pattern(super().spec(plain, config), config.section(HybridConfig))
+
+    def residual_additions(self, spec: ModelSpec) -> int:
+        """Return one for each layer."""
+        return spec.num_layers
+
+    def block(self, spec: ModelSpec, number: int, *, tensor: int, expert: int) -> Entry:
+        """Return the layer `number`, from 1 on."""
+        entry = super().block(spec, number, tensor=tensor, expert=expert)
+        hybrid, norm = spec.part(HybridSpec), norm_width(spec, spec.hidden_size)
+        match hybrid.kind_of(number):
+            case "M":
+                own = Weights(mamba_weights(hybrid, spec.hidden_size) // tensor)
+            case "G":
+                shared = hybrid.linear_value_head_dim
+                own = Weights((delta_net_weights(hybrid, spec.hidden_size) - shared) // tensor)
+                own += Weights(shared)
+            case "*":
+                own = Weights(attention_weights(spec, tensor))
+            case _:
+                others = attention_weights(spec, tensor) + spec.norm.per_layer * norm
+                own = block_weights(spec, number, tensor=tensor, expert=expert) - Weights(others)
+        return replace(entry, name="HybridLayerPipe", weights=own + Weights(norm))
+
+    def attended_pairs(self, spec: ModelSpec) -> int:
+        """Return the pairs of a query and a key in the layers of attention."""
+        return sum(
+            spec.seq_length * _visible(spec, number)
+            for number in spec.part(HybridSpec).numbers_of(ATTENTION)
+        )
+
+    def flops(self, spec: ModelSpec, recompute: RecomputePlan) -> float:
+        """Return floating-point operations of forward and backward on one sample."""
+        hybrid = spec.part(HybridSpec)
+        forward, core = 0, 0
+        for number in range(1, spec.num_layers + 1):
+            match hybrid.kind_of(number):
+                case "M":
+                    forward += mamba_products(hybrid, spec.hidden_size)
+                case "G":
+                    forward += delta_net_products(hybrid, spec.hidden_size)
+                case "*":
+                    core += core_features(spec) * _visible(spec, number)
+                    forward += attention_matrices(spec)
+                case _:
+                    forward += mlp_products(spec, number)
+        again = core if recompute.granularity == "selective" else 0
+        layers = (3 + recompute.share) * (forward + core) + again
+        head = spec.vocabulary.padded_vocab_size * spec.hidden_size
+        return float(2 * spec.seq_length * (layers + 3 * head))
+
+
+def _visible(spec: ModelSpec, number: int) -> int:
+    return min(spec.seq_length, spec.attention.window_of(number) or spec.seq_length)
+
+
+def mamba_weights(hybrid: HybridSpec, width: int) -> int:
+    """Return the weights of a Mamba-2 layer without its norm before it."""
+    heads, inner, channels = _mamba_sizes(hybrid)
+    matrices = width * (2 * inner + channels - inner + heads) + inner * width
+    return matrices + channels * (hybrid.linear_conv_kernel_dim + 1) + 3 * heads + inner
+
+
+def mamba_products(hybrid: HybridSpec, width: int) -> int:
+    """Return half the operations of a Mamba-2 layer forward, for one token.
+
+    The recurrence counts as its two products of a state with a vector, whatever the size of chunks.
+    """
+    heads, inner, channels = _mamba_sizes(hybrid)
+    matrices = width * (2 * inner + channels - inner + heads) + inner * width
+    convolution = channels * hybrid.linear_conv_kernel_dim
+    return matrices + convolution + 2 * inner * hybrid.mamba_state_dim
+
+
+def _mamba_sizes(hybrid: HybridSpec) -> tuple[int, int, int]:
+    """Return the heads, the features of all heads, and the channels of the convolution."""
+    inner = hybrid.mamba_num_heads * hybrid.mamba_head_dim
+    channels = inner + 2 * hybrid.mamba_num_groups * hybrid.mamba_state_dim
+    return hybrid.mamba_num_heads, inner, channels
+
+
+def delta_net_weights(hybrid: HybridSpec, width: int) -> int:
+    """Return the weights of a Gated DeltaNet layer without its norm before it."""
+    matrices, channels = _delta_net_sizes(hybrid, width)
+    heads = 2 * hybrid.linear_num_value_heads
+    return (
+        matrices
+        + channels * hybrid.linear_conv_kernel_dim
+        + heads
+        + hybrid.linear_value_head_dim
+    )
+
+
+def delta_net_products(hybrid: HybridSpec, width: int) -> int:
+    """Return half the operations of a Gated DeltaNet layer forward, for one token.
+
+    The recurrence counts as its products of a state: with a key, an outer one, and with a query.
+    """
+    matrices, channels = _delta_net_sizes(hybrid, width)
+    values = hybrid.linear_num_value_heads * hybrid.linear_value_head_dim
+    convolution = channels * hybrid.linear_conv_kernel_dim
+    return matrices + convolution + 3 * values * hybrid.linear_key_head_dim
+
+
+def _delta_net_sizes(hybrid: HybridSpec, width: int) -> tuple[int, int]:
+    """Return the weights of the matrices, and the channels of the convolution."""
+    keys = hybrid.linear_num_key_heads * hybrid.linear_key_head_dim
+    values = hybrid.linear_num_value_heads * hybrid.linear_value_head_dim
+    channels = 2 * keys + values
+    rows = channels + values + 2 * hybrid.linear_num_value_heads
+    return width * (rows + values), channels
