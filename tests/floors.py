@@ -19,7 +19,10 @@ FLOORS = [
     {"training"},
     {"inference.loading"},
     {"inference.evaluation", "inference.server", "diagnostics", "api"},
-    {"extensions.masked_lm", "extensions.corpora", "extensions.openai_api", "extensions.chaos"},
+    {
+        *("extensions.masked_lm", "extensions.corpora", "extensions.openai_api"),
+        *("extensions.chaos", "extensions.hybrid"),
+    },
     {"extensions.bert", "extensions.t5", "extensions.detox"},
     {"extensions.tasks"},
     {"extensions.retro", "extensions.nemo"},

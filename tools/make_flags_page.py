@@ -93,7 +93,7 @@ TYPES = {
 
 
 _TRAINING = tuple(SECTIONS.values())
-_RUN = (*_TRAINING, *sections_of("chaos").values())
+_RUN = (*_TRAINING, *(each for name in ("hybrid", "chaos") for each in sections_of(name).values()))
 _PREPROCESSING = (TokenizerConfig, PreprocessConfig, PluginModulesConfig)
 
 _OWN: Mapping[str, tuple[type, ...]] = {

@@ -127,9 +127,7 @@ def _trains(trained: str, name: str) -> bool:
 
 def is_chosen_by_flag(name: str) -> bool:
     """Whether --network chooses the network of this name, which no objective names."""
-    return NETWORKS.is_own(name) or bool(
-        name in NETWORKS and NETWORKS.get_class(name).in_place_of
-    )
+    return NETWORKS.is_own(name) or bool(name in NETWORKS and NETWORKS.get_class(name).in_place_of)
 
 
 def require_own_part(network: Network, spec: ModelSpec) -> None:

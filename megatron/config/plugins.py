@@ -49,7 +49,7 @@ class PluginConfig:
     objective of the checkpoint in --load, or gpt."""
 
     network: str | None = setting(None, names=NETWORKS)
-    """Train another network than the objective's, by name: a plugin's, or hybrid (docs/hybrid.md)."""
+    """Train another network than the objective's, by name: a plugin's or an extension's."""
 
     dataset: str | None = setting(None, names=DATASETS)
     """Cut documents into samples with a dataset of a plugin, by name."""

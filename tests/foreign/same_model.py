@@ -35,9 +35,7 @@ def require_same_model(model: PreTrainedModel, folder: Path) -> None:
     assert spec.num_parameters == sum(p.numel() for p in own.parameters())
 
     own_type = ["--model-type", model.config.model_type]
-    tool(
-        "to_hf", "--load", folder / "ours", "--save", folder / "back", "--no-verify", *own_type
-    )
+    tool("to_hf", "--load", folder / "ours", "--save", folder / "back", "--no-verify", *own_type)
     files = (folder / "hf").glob("*.safetensors")
     wanted = {name: weight for file in files for name, weight in load_file(file).items()}
     require_equal(

@@ -9,7 +9,7 @@ NETWORK_FLAGS = (
         "output-projection-groups output-projection-lora-rank",
     ),
     *refused(
-        "linear and indexed attention are not built: every layer has softmax attention; leave this "
+        "sparse and indexed attention, and these forms of linear attention, are not built; leave this "
         "flag out",
         """experimental-attention-variant
         dsa-indexer-n-heads dsa-indexer-head-dim dsa-indexer-topk dsa-indexer-topk-freq

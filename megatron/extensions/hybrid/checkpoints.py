@@ -167,9 +167,9 @@ MAMBA2 = Family(
         "n_groups": "mamba_num_groups",
         "conv_kernel": "linear_conv_kernel_dim",
         "layer_norm_epsilon": "norm_epsilon",
-        "expand": lambda spec: _group_sizes(spec)[0]
-        * spec.part(HybridSpec).mamba_num_groups
-        // spec.hidden_size,
+        "expand": lambda spec: (
+            _group_sizes(spec)[0] * spec.part(HybridSpec).mamba_num_groups // spec.hidden_size
+        ),
     },
     values_of=_mamba_values,
     needs=_mamba_needs,
@@ -195,7 +195,9 @@ def _nemotron_needs(spec: ModelSpec) -> Allowed:
         **dict.fromkeys(("num_experts", "router_normalises", "router_scale")),
         "router_score": ("sigmoid",),
         "router_bias": (True,),
-        "shared_expert_ffn_hidden_size": (max(1, spec.part(MoESpec).shared_expert_ffn_hidden_size),),
+        "shared_expert_ffn_hidden_size": (
+            max(1, spec.part(MoESpec).shared_expert_ffn_hidden_size),
+        ),
         **group_needs(spec, _SCORED_PER_GROUP),
     }
 
@@ -260,9 +262,9 @@ NEMOTRON_H = Family(
         "time_step_min": "mamba_dt_min",
         "n_routed_experts": lambda spec: max(spec.part(MoESpec).num_experts, default=LEFT_OUT),
         "num_experts_per_tok": _of_experts("experts_per_token"),
-        "moe_intermediate_size": lambda spec: spec.expert_width
-        if EXPERTS in _pattern_of(spec)
-        else LEFT_OUT,
+        "moe_intermediate_size": lambda spec: (
+            spec.expert_width if EXPERTS in _pattern_of(spec) else LEFT_OUT
+        ),
         "moe_shared_expert_intermediate_size": _of_experts("shared_expert_ffn_hidden_size"),
         "routed_scaling_factor": _of_experts("router_scale"),
         "norm_topk_prob": _of_experts("router_normalises"),

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from megatron.config.config import Config
 from megatron.config.network.model_spec import ModelSpec
@@ -26,7 +27,8 @@ class HybridConfig:
 
     hybrid_layer_pattern: str | None = None
     """Kind of each layer, as many letters as --num-layers, each a layer of one part: M Mamba-2, G Gated
-    DeltaNet, * attention, - MLP, E experts. A transformer layer is two: *- or *E."""
+    DeltaNet, * attention, - MLP, E experts. A transformer layer is two: *- or *E. Write = before a pattern that
+    begins with -."""
 
     mamba_state_dim: int = setting(128, at_least=1)
     """Features of the state of Mamba-2 for each feature of a head."""
@@ -100,7 +102,9 @@ def with_pattern(spec: ModelSpec, config: HybridConfig) -> ModelSpec:
         *(("linear_key_", "linear_value_", "linear_num_") if DELTA_NET not in pattern else ()),
         *(() if {*RECURRENT} & {*pattern} else ("linear_conv_",)),
     ]
-    zeros = {name: 0 for name in vars(own) if name.startswith(tuple(absent))}
+    zeros: dict[str, Any] = dict.fromkeys(
+        (name for name in vars(own) if name.startswith(tuple(absent))), 0
+    )
     moe = spec.moe
     if moe:
         experts = max(moe.num_experts)

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 from megatron.common.registry import NETWORKS
 from megatron.config.architecture.architecture import Entry
@@ -23,8 +22,6 @@ from megatron.config.parallelism.recompute_plan import RecomputePlan
 from megatron.config.parsing.flags import given_options
 from megatron.extensions.hybrid.flags import (
     ATTENTION,
-    DELTA_NET,
-    MAMBA,
     HybridConfig,
     HybridSpec,
     hybrid_problems,
@@ -147,10 +144,7 @@ def delta_net_weights(hybrid: HybridSpec, width: int) -> int:
     matrices, channels = _delta_net_sizes(hybrid, width)
     heads = 2 * hybrid.linear_num_value_heads
     return (
-        matrices
-        + channels * hybrid.linear_conv_kernel_dim
-        + heads
-        + hybrid.linear_value_head_dim
+        matrices + channels * hybrid.linear_conv_kernel_dim + heads + hybrid.linear_value_head_dim
     )
 
 

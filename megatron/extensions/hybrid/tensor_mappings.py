@@ -63,7 +63,9 @@ class SplitGroups:
 
     def from_hugging_face(self, tensors: Sequence[Tensor]) -> Tensor:
         """Return the groups, each part by part."""
-        return torch.cat([each.unflatten(0, (self.groups, -1)) for each in tensors], 1).flatten(0, 1)
+        return torch.cat([each.unflatten(0, (self.groups, -1)) for each in tensors], 1).flatten(
+            0, 1
+        )
 
 
 @dataclass(frozen=True)

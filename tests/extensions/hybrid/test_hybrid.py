@@ -1,0 +1,209 @@
+"""Hybrid networks: layers of a pattern, documents, initial values, layouts, weights, and wrong flags."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoints import spread_network
+from family_ranks import compare_families
+from networks import gpt_steps
+from problems import problem
+from ranks import run_on_ranks
+from tiny import Shards, tiny_plan
+
+from megatron.config.data.masks import MaskPlan
+from megatron.model.initialization import initialise
+from megatron.model.layers.layer_list import SequentialModel
+from megatron.objectives.gpt import gpt_batch
+from megatron.optimizer.param_groups import param_groups
+from megatron.tensor_parallel.rng import OrdinaryStream
+from megatron.tensor_parallel.sharding import shard_of
+
+SIZES = (
+    *("--network", "hybrid", "--position-embedding-type", "none", "--hidden-size", "16"),
+    *("--mamba-head-dim", "4", "--mamba-num-groups", "2", "--mamba-state-dim", "3"),
+    *("--linear-key-head-dim", "3", "--linear-value-head-dim", "5", "--seq-length", "20"),
+    *("--linear-num-key-heads", "2", "--linear-num-value-heads", "4"),
+    *("--attention-dropout", "0", "--hidden-dropout", "0", "--make-vocab-size-divisible-by", "1"),
+)
+EXPERTS = ("--num-experts", "4", "--moe-router-topk", "2")
+ISOLATED = MaskPlan(reset_positions=True, isolate_documents=True, mask_loss=False)
+EOD = 9
+
+
+def of_pattern(pattern, *flags, world_size=1):
+    own = (*SIZES, f"--hybrid-layer-pattern={pattern}", "--num-layers", str(len(pattern)))
+    experts = EXPERTS if "E" in pattern else ()
+    return tiny_plan(*own, *experts, *flags, vocab_size=30, world_size=world_size).model
+
+
+def test_two_ranks_compute_what_one_process_computes(tmp_path: Path) -> None:
+    specs = {pattern: of_pattern(pattern) for pattern in ("MG*-E", "GG")}
+    run_on_ranks(2, compare_families, tmp_path, specs)
+
+
+@pytest.mark.parametrize("pattern", ["MG", "MG*-E"])
+def test_a_document_in_a_sample_is_computed_as_if_it_were_alone(group, pattern):
+    # Documents across the borders of chunks, and several in a chunk.
+    lengths = (1, 2, 70, 3, 5, 60, 8)
+    generator = torch.Generator().manual_seed(5)
+    documents = [torch.randint(10, 30, (length,), generator=generator) for length in lengths]
+    for document in documents:
+        document[-1] = EOD
+    model = spread_network(of_pattern(pattern, "--seq-length", "150"), group).double()
+    tokens = torch.cat([*documents, torch.tensor([3])])[None]
+    packed = model(gpt_batch(tokens, ISOLATED, EOD))[0].split(lengths)
+    leaking = model(gpt_batch(tokens))[0].split(lengths)
+    for number, document in enumerate(documents):
+        alone = model(gpt_batch(torch.cat([document, torch.tensor([3])])[None]))[0]
+        torch.testing.assert_close(packed[number], alone)
+        assert torch.allclose(leaking[number], alone) == (number == 0)
+
+
+def test_initial_values_are_in_their_ranges_and_do_not_depend_on_the_layout(group):
+    spec = of_pattern("MGM")
+
+    def network(ranks):
+        model = SequentialModel(gpt_steps(spec, group=ranks, rng=OrdinaryStream(), mixed=False))
+        initialise(model, seed=3, std=0.02, num_layers=1.5)
+        return dict(model.named_parameters())
+
+    full, *halves = map(network, (group, Shards(0, 2), Shards(1, 2)))
+    for name, parameter in full.items():
+        shard = shard_of(halves[0][name])
+        parts = [half[name] for half in halves]
+        found = torch.cat(parts, shard.dim) if shard else parts[0]
+        assert torch.equal(found, parameter), name
+    mamba, delta, other = ({n[8:]: p for n, p in full.items() if n[0] == i} for i in "345")
+    for layer in (mamba, delta):
+        assert 0 <= layer["A_log"].min() < layer["A_log"].max() <= torch.tensor(16.0).log()
+        reach = layer["convolution.weight"].abs().max()
+        assert 0.4 < reach <= 0.5
+    steps = torch.nn.functional.softplus(mamba["dt_bias"])
+    assert steps.min() * 1.001 >= 1e-3 and steps.max() <= 0.1001
+    assert torch.equal(mamba["D"], torch.ones(8)) and torch.equal(delta["dt_bias"], torch.ones(4))
+    assert not torch.equal(mamba["A_log"], other["A_log"])
+    assert mamba["out_proj.weight"].detach().std() == pytest.approx(0.02 / 3**0.5, rel=0.15)
+
+
+def test_every_layer_adds_once_to_the_residual_stream():
+    spec = of_pattern("MGM")
+    assert spec.network.residual_additions(spec) == 3
+
+
+@pytest.mark.parametrize("pattern", ["MG*-E", "MM", "G-", "*E"])
+@pytest.mark.parametrize("tensor", [1, 2])
+def test_the_plan_counts_every_weight_of_a_rank(pattern, tensor):
+    spec = of_pattern(pattern)
+    with torch.device("meta"):
+        steps = gpt_steps(spec, group=Shards(0, tensor), rng=OrdinaryStream(), mixed=False)
+        model = SequentialModel(steps)
+    entries = spec.network.entries(spec, tensor=tensor)
+    by_entry = [0] * len(entries)
+    for name, parameter in model.named_parameters():
+        number = name.split(".")[0]
+        by_entry[int(number) if number.isdigit() else 1] += parameter.numel()
+    found = [entry.weights.total * (entry.kind == "block") for entry in entries]
+    assert found == [
+        n * (entry.kind == "block") for n, entry in zip(by_entry, entries, strict=True)
+    ]
+    if tensor == 1:
+        assert spec.num_parameters == sum(by_entry)
+
+
+def test_recurrent_layers_cost_the_same_for_each_token():
+    flops = {}
+    for pattern in ("MG-E", "*-*-"):
+        for length in ("20", "40"):
+            spec = of_pattern(pattern, "--seq-length", length)
+            plan = tiny_plan(*SIZES, "--hybrid-layer-pattern", "M-", vocab_size=30)
+            flops[pattern, length] = spec.flops_per_sample(recompute=plan.recompute)
+    assert flops["MG-E", "40"] == 2 * flops["MG-E", "20"]
+    assert flops["*-*-", "40"] > 2 * flops["*-*-", "20"]
+
+
+def test_muon_leaves_convolutions_to_adam_and_vectors_do_not_decay(group):
+    model = spread_network(of_pattern("MG"), group)
+    names = {p: name for name, p in model.named_parameters()}
+    groups = param_groups(model, 0.1, muon=True)
+    orthogonal, decayed, rest = (
+        {names[p].split(".", 2)[-1] for g in groups if kind(g) for p in g["params"]}
+        for kind in (
+            lambda g: g["orthogonal"],
+            lambda g: g["weight_decay"] and not g["orthogonal"],
+            lambda g: not g["weight_decay"] and not g["orthogonal"],
+        )
+    )
+    assert {"in_proj.weight", "out_proj.weight"} <= orthogonal
+    assert "convolution.weight" in decayed - orthogonal
+    assert {"A_log", "D", "dt_bias", "norm.weight", "norm_weight", "convolution.bias"} <= rest
+
+
+def test_weights_of_16_bits_compute_the_recurrence_in_32(group):
+    model = spread_network(of_pattern("MG"), group)
+    tokens = torch.randint(30, (2, 21), generator=torch.Generator().manual_seed(1))
+    expected = model(gpt_batch(tokens))
+    found = model.bfloat16()(gpt_batch(tokens))
+    assert found.dtype == torch.bfloat16
+    assert (found - expected).abs().max() < 0.05 * expected.abs().max()
+
+
+def test_a_pattern_decides_which_layers_have_experts():
+    spec = of_pattern("-E*E")
+    assert spec.moe.num_experts == (1, 4, 1, 4)
+    assert spec.own.mamba_state_dim == spec.own.linear_conv_kernel_dim == 0
+
+
+def test_sizes_have_megatrons_defaults():
+    spec = tiny_plan(
+        *("--network", "hybrid", "--hybrid-layer-pattern", "MG", "--hidden-size", "256")
+    ).model
+    assert replace(spec.own, hybrid_layer_pattern="") == type(spec.own)(
+        mamba_state_dim=128,
+        mamba_head_dim=64,
+        mamba_num_groups=8,
+        mamba_num_heads=8,
+        linear_conv_kernel_dim=4,
+        linear_key_head_dim=128,
+        linear_value_head_dim=128,
+        linear_num_key_heads=16,
+        linear_num_value_heads=32,
+    )
+
+
+@pytest.mark.parametrize(
+    ("pattern", "flags", "words"),
+    [
+        ("MG", ("--num-layers", "3"), "--num-layers 3 … MG … write --num-layers 2"),
+        ("MD", (), "has D: sparse attention"),
+        ("M|M", (), "has |: … --pp-partition-method"),
+        ("M/M", (), "has /: … multi-token prediction"),
+        ("M+", (), "has +: … latent"),
+        ("Mx", (), "has x: known are M, G, *, - and E"),
+        ("ME", ("--moe-layer-freq", "2"), "--moe-layer-freq: … leave"),
+        ("MM", EXPERTS, "--num-experts … no layer with experts"),
+        ("M-", ("--mamba-num-groups", "3"), "--mamba-num-groups 3 … 8 heads"),
+        ("M-", ("--mamba-head-dim", "5"), "--mamba-head-dim 5 … --mamba-num-heads"),
+        ("M-", ("--mamba-state-dim", "0"), "--mamba-state-dim 0 … at least 1"),
+        ("M-", ("--tensor-model-parallel-size", "4"), "--mamba-num-groups 2 … size 4"),
+        ("G-", ("--linear-num-value-heads", "3"), "--linear-num-value-heads 3 … 2"),
+        ("G-", ("--tensor-model-parallel-size", "4"), "--linear-num-key-heads 2 … size 4"),
+        ("M*", ("--context-parallel-size", "2"), "--context-parallel-size 2 … recurrent"),
+        ("G*", ("--ds-sequence-parallel-size", "2"), "--ds-sequence-parallel-size 2 … recurrent"),
+        ("M*", ("--lora-rank", "2"), "--lora-rank … hybrid"),
+        ("M*", ("--parallel-residual",), "--parallel-residual … hybrid"),
+    ],
+)
+def test_a_wrong_flag_is_refused(pattern, flags, words):
+    with problem(words):
+        of_pattern(pattern, *flags, world_size=4)
+
+
+def test_flags_of_hybrids_are_refused_without_the_network():
+    with problem("--hybrid-layer-pattern is for hybrid networks: add --network hybrid"):
+        tiny_plan("--hybrid-layer-pattern", "MM")
+    with problem("--hybrid-layer-pattern is missing"):
+        tiny_plan("--network", "hybrid")
+    with problem("--network hybrid: the objective bert … BERT"):
+        tiny_plan("--network", "hybrid", objective="bert")
