@@ -14,9 +14,12 @@ from megatron.config.architecture.counts import (
     mlp_products,
     norm_width,
 )
-from megatron.config.architecture.options import DECODER, LATENT, LORA, PREDICTION, STREAM
+from megatron.config.architecture.options import DECODER, STREAM
 from megatron.config.config import Config
+from megatron.config.network.latent import LatentSpec
+from megatron.config.network.lora import LoraSpec
 from megatron.config.network.model_spec import ModelSpec, names_of
+from megatron.config.network.prediction import PredictionSpec
 from megatron.config.network_contract import Network
 from megatron.config.parallelism.recompute_plan import RecomputePlan
 from megatron.config.parsing.flags import given_options
@@ -29,6 +32,10 @@ from megatron.extensions.hybrid.flags import (
 )
 
 
+_ABSENT = (name for part in (LatentSpec, LoraSpec, PredictionSpec) for name in names_of(part))
+"""Options of parts that are not built for hybrid networks."""
+
+
 @NETWORKS.register("hybrid")
 class HybridNetwork(Network):
     """A decoder whose layers have one part each: a recurrence, attention, an MLP or experts."""
@@ -39,9 +46,7 @@ class HybridNetwork(Network):
     use = "tools/generate_samples_gpt.py continues texts with it"
     usage = "generate with: tools/generate_samples_gpt.py --load {directory} --prompt TEXT"
     part = HybridSpec
-    options = (DECODER - LATENT - LORA - PREDICTION - STREAM - {"input_norm"}) | {
-        *names_of(HybridSpec)
-    }
+    options = (DECODER - STREAM - {"input_norm", *_ABSENT}) | {*names_of(HybridSpec)}
     lacks = "is not built for hybrid networks: leave it out"
     layers_in = "megatron.extensions.hybrid.layers.hybrid_layers"
     caches = True
