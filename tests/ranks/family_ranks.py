@@ -22,8 +22,14 @@ from megatron.tensor_parallel.sharding import (
 from megatron.tensor_parallel.topology import Topology
 
 
-def compare_families(rank: int, specs: dict[str, ModelSpec]) -> None:
-    """Compare logits, gradients and decode steps of two tensor-parallel ranks, and of two stages."""
+def compare_families(
+    rank: int, specs: dict[str, ModelSpec], dtype: torch.dtype = torch.float32
+) -> None:
+    """Compare logits, gradients and decode steps of two tensor-parallel ranks, and of two stages.
+
+    Args:
+        dtype: of logits and gradients; 64 bits where gradients are small sums of large numbers.
+    """
     tensor, pipeline = (
         build_groups(Topology(**{"pipeline": 1, "data": 1, "tensor": 1} | axes))
         for axes in ({"tensor": 2}, {"pipeline": 2})
@@ -32,9 +38,10 @@ def compare_families(rank: int, specs: dict[str, ModelSpec]) -> None:
     for name, spec in specs.items():
         model = spread_network(spec, lone_group())
         weights = whole_weights(model)
-        logits, gradients = logits_and_gradients(model, tokens)
+        logits, gradients = logits_and_gradients(model.to(dtype), tokens)
         for sequence_parallel in (False, True):
             shard = shard_of_network(spec, weights, tensor, sequence_parallel=sequence_parallel)
+            shard.to(dtype)
             found = shard(batch_of(tokens, torch.arange(tokens.size(1)).expand_as(tokens)))
             what = f"{name}, sequence parallel: {sequence_parallel}"
             require_close(found, logits.chunk(2, -1)[rank], what)
@@ -48,7 +55,9 @@ def compare_families(rank: int, specs: dict[str, ModelSpec]) -> None:
             decoded, positions_bn = decoded_logits(spec, weights, tokens, groups)
             assert (decoded is None) is (layout == "pipeline" and rank == 0)
             if decoded is not None:
-                require_close(decoded, logits[rows, positions_bn], f"{name}, {layout} ranks")
+                require_close(
+                    decoded, logits[rows, positions_bn].float(), f"{name}, {layout} ranks"
+                )
 
 
 def shard_of_network(
