@@ -31,7 +31,6 @@ from megatron.extensions.hybrid.flags import (
     with_pattern,
 )
 
-
 _ABSENT = (name for part in (LatentSpec, LoraSpec, PredictionSpec) for name in names_of(part))
 """Options of parts that are not built for hybrid networks."""
 
