@@ -6,7 +6,7 @@ repeat them must agree.
 """
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,7 +37,6 @@ from megatron.training.process.launch import run_rank, run_tool_or_rank
 
 if TYPE_CHECKING:  # torch takes seconds to import, and wrong flags are reported at once
     from megatron.inference.evaluation.distributed_evaluator import DistributedEvaluator
-    from megatron.inference.evaluation.scoring import Score
     from megatron.tokenizer.types.tokenizer import Tokenizer
 
 
@@ -121,7 +120,7 @@ def measure_text(
         length=source.config.model.seq_length,
         stride=stride_of(source.config, options),
     )
-    found = perplexity(text, log_progress(evaluator.scores(windows), source, evaluator))
+    found = perplexity(text, evaluator.scores(windows, num_targets=len(text.tokens) - 1))
     return (
         f"avg loss: {found.loss:.4E} | ppl: {found.by_token:.4E} | "
         f"adjusted ppl: {found.by_word:.4E} | token ratio: {found.token_ratio} |"
@@ -138,12 +137,11 @@ def measure_passages(
     from megatron.extensions.tasks.zeroshot import passage_windows, read_passages
 
     texts = read_passages(_valid_file(source))
-    windows = passage_windows(
-        texts, tokenizer, length=source.config.model.seq_length, strict=options.strict_lambada
-    )
-    correct = sum(
-        score.is_greedy for score in log_progress(evaluator.scores(windows), source, evaluator)
-    )
+    length = source.config.model.seq_length
+    windows = [*passage_windows(texts, tokenizer, length=length, strict=options.strict_lambada)]
+    num_targets = sum(window.num_targets for window in windows)
+    scores = evaluator.scores(windows, num_targets=num_targets)
+    correct = sum(score.is_greedy for score in scores)
     return (
         f"number correct: {correct:.4E} | total examples: {len(texts):.4E} | "
         f"avg accuracy: {correct / len(texts):.4E}"
@@ -152,17 +150,6 @@ def measure_passages(
 
 def _valid_file(source: ModelSource) -> Path:
     return Path((source.config.section(DownstreamConfig).valid_data or [""])[0])
-
-
-def log_progress(
-    scores: "Iterable[Score]", source: ModelSource, evaluator: "DistributedEvaluator"
-) -> "Iterator[Score]":
-    """Yield the scores, and log their number every --log-interval batches."""
-    interval = source.config.logging.log_interval * evaluator.rows * evaluator.replicas
-    for number, score in enumerate(scores, 1):
-        if number % interval == 0:
-            print(f"evaluated {number} windows", flush=True)
-        yield score
 
 
 if __name__ == "__main__":

@@ -3,11 +3,16 @@
 import logging
 import threading
 import time
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
 
 log = logging.getLogger(__name__)
 
 EVERY_S = 10.0
 """Seconds between two lines where stderr is no terminal."""
+
+
+T = TypeVar("T")
 
 
 class Progress:
@@ -59,3 +64,11 @@ class Progress:
             f"{self._title}: {self._done * scale:.0f} of {self._total * scale:.0f} {unit} | "
             f"done: {share:.1%} | left: {left_s:.0f} s"
         )
+
+
+def with_progress(items: Iterable[T], title: str, total: int, unit: str) -> Iterator[T]:
+    """Yield `items`, of which there are `total`, and show how many are done."""
+    with Progress(title, total, unit) as progress:
+        for item in items:
+            yield item
+            progress.add()

@@ -35,7 +35,10 @@ REQUESTS = [
 
 
 def found(evaluator: DistributedEvaluator) -> tuple[list[Score], list[Completion]]:
-    scores, completions = [*evaluator.scores(WINDOWS)], evaluator.completions(REQUESTS)
+    scores, completions = (
+        [*evaluator.scores(WINDOWS, num_targets=sum(each.num_targets for each in WINDOWS))],
+        evaluator.completions(REQUESTS),
+    )
     evaluator.close()
     return scores, completions
 

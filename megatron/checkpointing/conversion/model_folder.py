@@ -17,7 +17,7 @@ from megatron.checkpointing.manifest import STAGING
 from megatron.checkpointing.resharding.unpickle import read_tensors
 from megatron.common.atomic_files import staged_folder
 from megatron.common.errors import CheckpointError, WrongCheckpointError, reason
-from megatron.common.progress import Progress
+from megatron.common.progress import with_progress
 
 
 @contextmanager
@@ -83,19 +83,16 @@ def write_weights(
         max_shard_size=max_bytes,
     )
     unwritten: dict[str, dict[str, Tensor]] = {file: {} for file in split.filename_to_tensors}
-    with Progress(f"writing of weights to {folder}", len(shapes), "tensors") as progress:
-        for name, tensor in tensors:
-            if tensor.shape != shapes.get(name):
-                raise ValueError(
-                    f"{name} has shape {[*tensor.shape]} instead of {shapes.get(name)}"
-                )
-            file = split.tensor_to_filename[name]
-            unwritten[file][name] = tensor.to(
-                dtypes[name], copy=True, memory_format=torch.contiguous_format
-            )
-            if len(unwritten[file]) == len(split.filename_to_tensors[file]):
-                save_file(unwritten.pop(file), folder / file, metadata={"format": "pt"})
-            progress.add()
+    title = f"writing of weights to {folder}"
+    for name, tensor in with_progress(tensors, title, len(shapes), "tensors"):
+        if tensor.shape != shapes.get(name):
+            raise ValueError(f"{name} has shape {[*tensor.shape]} instead of {shapes.get(name)}")
+        file = split.tensor_to_filename[name]
+        unwritten[file][name] = tensor.to(
+            dtypes[name], copy=True, memory_format=torch.contiguous_format
+        )
+        if len(unwritten[file]) == len(split.filename_to_tensors[file]):
+            save_file(unwritten.pop(file), folder / file, metadata={"format": "pt"})
     if unwritten:
         raise ValueError(f"tensors are missing for {', '.join(unwritten)}")
     if split.is_sharded:

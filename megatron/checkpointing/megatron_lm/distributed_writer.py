@@ -30,6 +30,7 @@ from megatron.checkpointing.megatron_lm.distributed_files import METADATA
 from megatron.checkpointing.megatron_lm.torch_dist import COMMON, COMMON_OBJECT, KIND
 from megatron.checkpointing.writer import write_state, write_states
 from megatron.common.atomic_files import replace_text
+from megatron.common.progress import with_progress
 
 _FILE = "__0_0.distcp"
 _VERSIONS = {
@@ -83,7 +84,8 @@ def write_distributed(folder: Path, common: Mapping[str, Any], tensors: Iterable
     for name, value in objects.items():
         content[name] = BytesStorageMetadata()
         pieces[MetadataIndex(name)] = partial(list, (value,))
-    sizes = write_states((load() for load in pieces.values()), folder / _FILE)
+    loads = with_progress(pieces.values(), "writing of weights", len(pieces), "tensors")
+    sizes = write_states((load() for load in loads), folder / _FILE)
     starts = accumulate(sizes, initial=0)
     storage = {
         index: _StorageInfo(_FILE, start, size)

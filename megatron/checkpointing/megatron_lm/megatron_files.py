@@ -38,6 +38,7 @@ from megatron.checkpointing.resharding.sharded_tensor import FullCheckpoint, Par
 from megatron.checkpointing.writer import write_state
 from megatron.common.atomic_files import replace_text, staged_folder
 from megatron.common.errors import CheckpointError, ConfigError, raise_if_any, reason
+from megatron.common.progress import with_progress
 from megatron.common.registry import NETWORKS
 from megatron.config.data.tokenizer import padded_vocab_size
 from megatron.config.flag_names import flag_setting
@@ -126,7 +127,9 @@ def write_megatron(
         with staged_folder(output / f"{STAGING}{folder.name}", folder) as staging:
             if distributed:
                 write_distributed(staging, common, _full_tensors(manifest, checkpoint, rows))
-            for stage, rank in product(range(pipeline), range(0 if distributed else tensor)):
+            ranks = [*product(range(pipeline), range(0 if distributed else tensor))]
+            title = f"writing of {folder}"
+            for stage, rank in with_progress(ranks, title, len(ranks), "files"):
                 suffix = f"_{stage:03d}" if pipeline > 1 else ""
                 file = staging / f"mp_rank_{rank:02d}{suffix}" / "model_optim_rng.pt"
                 parts = _shards(manifest, checkpoint, (stage, rank), (pipeline, tensor), rows)

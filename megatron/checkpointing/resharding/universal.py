@@ -35,6 +35,7 @@ from megatron.checkpointing.resharding.unpickle import read_tensors
 from megatron.common.atomic_files import replace_text, staged_folder
 from megatron.common.errors import CheckpointError, reason
 from megatron.common.process_pool import map_in_processes
+from megatron.common.progress import with_progress
 
 _PARAMETERS = "zero"
 _PROGRESS = "progress.pt"
@@ -128,8 +129,9 @@ def publish_full(directory: Path, manifest: Manifest, checkpoint: FullCheckpoint
         staging = clear_staging(directory, iteration)
         try:
             records = [_write_progress(staging, checkpoint)]
-            for name, parameter in checkpoint.parameters.items():
-                records += _write_parameter(staging, name, parameter)
+            parameters, title = checkpoint.parameters, f"writing of {folder}"
+            for name in with_progress(parameters, title, len(parameters), "parameters"):
+                records += _write_parameter(staging, name, parameters[name])
             write_manifest(staging, replace(manifest, files=tuple(records)))
         except OSError as error:
             raise CheckpointError(f"{staging}: {reason(error, staging)}") from error

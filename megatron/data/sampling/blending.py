@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megatron.common.errors import DataError
+from megatron.common.progress import with_progress
 from megatron.config.data.corpora import SampleOrder
 from megatron.data.sampling.batch_sampler import Sample
 from megatron.data.sampling.index_cache import cached_maps
@@ -258,7 +259,7 @@ def blend_order(
     taken[0] = _estimate_taken(shares, firsts, warm_up)
     lanes = np.arange(num_lanes)
     while len(lanes):
-        for k in range(num_pieces):
+        for k in with_progress(range(num_pieces), "order of the blend", num_pieces, "parts"):
             end, *steps = follow(shares, taken[k, lanes], firsts[lanes] + k * piece, piece)
             sources[lanes, k], samples[lanes, k] = (each.T for each in steps)
             changed = (end != taken[k + 1, lanes]).any(axis=1)

@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 FORMAT_VERSION = 1
 """Part of every name; raised whenever the same settings would give other maps."""
 
+_MANY = 10_000_000  # documents and samples that are shuffled for seconds
 _CHUNK = 1 << 20  # sizes looked at in one go
 _MOST_TOKENS = np.iinfo(np.int32).max  # of a sequence
 
@@ -69,6 +70,12 @@ def cached_sample_index(
 
     def build() -> dict[str, NDArray]:
         started_at = time.monotonic()
+        if len(documents) * epochs.num_epochs + epochs.num_samples > _MANY:
+            log.info(
+                f"building the sample index of {dataset.prefix}: shuffling of {len(documents)} "
+                f"documents in {epochs.num_epochs} epochs, and of {epochs.num_samples} samples, comes "
+                "first"
+            )
         index = build_sample_index(dataset.sizes, documents, epochs, **rules)
         log.info(
             f"built the sample index of {dataset.prefix}: {len(documents)} documents, "

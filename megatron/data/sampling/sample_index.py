@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from megatron.common.progress import with_progress
 from megatron.config.data.corpora import SampleOrder
 from megatron.data.sampling.index_map import IndexMap
 
@@ -122,7 +123,8 @@ def _sample_starts(
     starts = np.empty((num_samples + 1, 2), _signed_dtype(len(document_order)))
     row = 0
     tokens_before = 0
-    for first in range(0, len(document_order), _CHUNK):
+    chunks = range(0, len(document_order), _CHUNK)
+    for first in with_progress(chunks, "sample index", len(chunks), "parts"):
         # take() is twice as fast as indexing, and a sum of 64-bit numbers six times.
         chunk = document_order[first : first + _CHUNK] - first_document
         chunk_sizes = sizes.take(chunk).astype(np.int64)

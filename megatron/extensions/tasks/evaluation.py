@@ -18,6 +18,7 @@ from megatron.checkpointing.publish import prune
 from megatron.checkpointing.train_state import TrainState
 from megatron.common.atomic_files import replace_text
 from megatron.common.errors import CheckpointError, TrainingError, reason
+from megatron.common.progress import with_progress
 from megatron.config.config import Config
 from megatron.config.plan.plan import Plan
 from megatron.data.datasets.epoch_order import EachOnce
@@ -184,14 +185,12 @@ class TaskEvaluation(EpochHook):
         source = EachOnce(data, turn=turn)
         batches = self._tasks.batches(source, 0)
         self._tasks.predictions.start()
-        left = len(source) // turn
-        with progress_bar(len(data), data.name, "sample", shows=self._groups.rank == 0) as bar:
-            while left:
-                count = min(_CALL, left)
-                self._engine.evaluate(batches, count)
-                left -= count
-                bar.update(min(count * turn, len(data) - bar.n))
-                self._after_call()
+        micro_batches = len(source) // turn
+        counts = [min(_CALL, micro_batches - i) for i in range(0, micro_batches, _CALL)]
+        is_shown = self._groups.rank == 0
+        for count in with_progress(counts, data.name, len(counts), "steps") if is_shown else counts:
+            self._engine.evaluate(batches, count)
+            self._after_call()
         rows = self._tasks.predictions.stop()
         # Tensor-parallel ranks have the same; of other pipeline stages there are none.
         rank_rows = rows if self._groups.tensor_rank == 0 else []
@@ -248,7 +247,15 @@ class EpochProgress(Progress):
         """Draw the bar of the epoch that the next step belongs to."""
         if self._bar is None:
             epoch, done = divmod(state.iteration, self._steps)
-            self._bar = progress_bar(self._steps, f"epoch {epoch}", "step", initial=done)
+            # disable=None: only on a terminal. Steps have log lines of their own.
+            self._bar = tqdm(
+                total=self._steps,
+                desc=f"epoch {epoch}",
+                unit="step",
+                initial=done,
+                leave=False,
+                disable=None,
+            )
 
     def after_step(self, state: TrainState, step: StepResult) -> None:
         """Count the step; the bar of a finished epoch is removed."""
@@ -263,24 +270,6 @@ class EpochProgress(Progress):
         if self._bar is not None:
             self._bar.close()
         self._bar = None
-
-
-def progress_bar(
-    total: int, title: str, unit: str, *, initial: int = 0, shows: bool = True
-) -> "tqdm[Any]":
-    """Return a progress bar that is shown on a terminal alone, and removed when it is closed.
-
-    Args:
-        shows: False for none.
-    """
-    return tqdm(
-        total=total,
-        desc=title,
-        unit=unit,
-        initial=initial,
-        leave=False,
-        disable=None if shows else True,  # None: if stderr is no terminal
-    )
 
 
 class BestCheckpoint:

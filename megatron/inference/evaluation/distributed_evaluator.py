@@ -1,10 +1,11 @@
 """Distributed evaluation: scores windows and generates completions on several model replicas."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 
 import torch.distributed as dist
 
+from megatron.common.progress import Progress, with_progress
 from megatron.inference.engine.continuous_batching import InferenceEngine
 from megatron.inference.engine.model_runner import ModelRunner
 from megatron.inference.engine.sequence import Completion, Request
@@ -35,12 +36,17 @@ class DistributedEvaluator:
         self.replicas = runner.groups.topology.data
         self._is_alone = dist.get_world_size() == 1
 
-    def scores(self, windows: Iterable[Window]) -> Iterator[Score]:
-        """Yield the score of each window, in their order, computed a chunk at a time."""
+    def scores(self, windows: Iterable[Window], *, num_targets: int) -> Iterator[Score]:
+        """Yield the score of each window, in their order, computed a chunk at a time.
+
+        Args:
+            num_targets: tokens that all windows score, for the progress that is shown.
+        """
         source = iter(windows)
-        while chunk := [*islice(source, self.rows * self.replicas * _BATCHES)]:
-            self._broadcast(chunk)
-            yield from self._score(chunk)
+        with Progress("evaluation", num_targets, "tokens") as progress:
+            while chunk := [*islice(source, self.rows * self.replicas * _BATCHES)]:
+                self._broadcast(chunk)
+                yield from self._score(chunk, progress)
 
     def completions(self, requests: Sequence[Request]) -> list[Completion]:
         """Return the completion of each request, in their order.
@@ -73,16 +79,26 @@ class DistributedEvaluator:
         """
         return work if self._is_alone else broadcast_object(work, source=0)
 
-    def _score(self, windows: Sequence[Window]) -> list[Score]:
+    def _score(self, windows: Sequence[Window], progress: Progress | None = None) -> list[Score]:
         """Return the scores of all windows on every rank.
+
+        Args:
+            progress: counts the tokens that all replicas have scored.
 
         Communication: one all-reduce of [n, 2] over all ranks: for each window, one rank has the
         score and the other ranks zeros.
         """
         order = sorted(range(len(windows)), key=lambda index: -len(windows[index].tokens))
         batches = [order[i : i + self.rows] for i in range(0, len(order), self.rows)]
-        replica_batches = batches[self.runner.groups.data_rank :: self.replicas]
-        found_n2 = score_windows(self.runner, windows, replica_batches)
+
+        def of_this_replica() -> Iterator[Sequence[int]]:
+            for first in range(0, len(batches), self.replicas):
+                turn = batches[first : first + self.replicas]
+                yield from turn[self.runner.groups.data_rank :][:1]
+                if progress:
+                    progress.add(sum(windows[index].num_targets for index in chain(*turn)))
+
+        found_n2 = score_windows(self.runner, windows, of_this_replica())
         if not self._is_alone:
             dist.all_reduce(found_n2)
         return [
@@ -99,7 +115,11 @@ class DistributedEvaluator:
         engine = InferenceEngine(self.runner, rows=self.rows, tokenizer=self.tokenizer)
         completed: list[Completion] = []
         if groups.stage == groups.tensor_rank == 0:
-            completed = [*engine.generate(requests[groups.data_rank :: self.replicas])]
+            own = requests[groups.data_rank :: self.replicas]
+            completions = engine.generate(own)
+            if groups.data_rank == 0:
+                completions = with_progress(completions, "generation", len(own), "requests")
+            completed = [*completions]
             engine.close()
         else:
             engine.follow()

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from lm_eval.api.instance import Instance
@@ -60,15 +61,17 @@ class HarnessModel(LM):
                     f"must be between 1 and --seq-length {self.length}"
                 )
             windows.append(last_window(context, continuation, length=self.length))
-        return [
-            (score.log_probability, score.is_greedy) for score in self.evaluator.scores(windows)
-        ]
+        num_targets = sum(window.num_targets for window in windows)
+        scores = self.evaluator.scores(windows, num_targets=num_targets)
+        return [(score.log_probability, score.is_greedy) for score in scores]
 
     def loglikelihood_rolling(self, requests: list[Instance]) -> list[float]:
         """Return the log-probability of each text, as the beginning of a document."""
         texts = [self._with_context(request.args[0]) for request in requests]
         parts = [[*full_windows([*begin, *tokens], length=self.length)] for begin, tokens in texts]
-        scores = self.evaluator.scores(window for windows in parts for window in windows)
+        every = [*chain(*parts)]
+        num_targets = sum(window.num_targets for window in every)
+        scores = self.evaluator.scores(every, num_targets=num_targets)
         return [sum(next(scores).log_probability for _ in windows) for windows in parts]
 
     def generate_until(self, requests: list[Instance]) -> list[str]:

@@ -6,7 +6,7 @@ import logging
 import pytest
 
 from megatron.common import progress
-from megatron.common.progress import Progress
+from megatron.common.progress import Progress, with_progress
 
 
 class Terminal(io.StringIO):
@@ -33,6 +33,17 @@ def test_a_log_has_a_line_every_ten_seconds(monkeypatch, clock, caplog):
     assert caplog.messages == [
         "copy: 2 of 8 MB | done: 25.0% | left: 30 s",
         "copy: 4 of 8 MB | done: 50.0% | left: 30 s",
+    ]
+
+
+def test_items_are_counted_when_they_are_done(monkeypatch, clock, caplog):
+    monkeypatch.setattr("sys.stderr", io.StringIO())
+    clock += [0, 10, 20]
+    with caplog.at_level(logging.INFO, "megatron"):
+        assert [*with_progress("ab", "copy", 2, "files")] == ["a", "b"]
+    assert caplog.messages == [
+        "copy: 1 of 2 files | done: 50.0% | left: 10 s",
+        "copy: 2 of 2 files | done: 100.0% | left: 0 s",
     ]
 
 
