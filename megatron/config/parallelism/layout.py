@@ -224,10 +224,13 @@ def parallel_problems(
     elif min(sizes.values()) < 1:
         yield f"{' and '.join(f'{k} {v}' for k, v in sizes.items())} must be at least 1"
     elif world_size % replica:
+        less = world_size - world_size % replica
+        counts = " or ".join(str(count) for count in (less, less + replica) if count)
+        starts = f"start them with `deepspeed --num_gpus {replica} …`"
         yield (
             f"{' * '.join(f'{k} {v}' for k, v in sizes.items())} = {replica} needs a multiple of "
-            f"{replica} processes, got {world_size}; start them with "
-            f"`deepspeed --num_gpus {replica} …`, or lower one of them"
+            f"{replica} processes, got {world_size}; "
+            f"{f'write --num-gpus {counts}' if parallel.world_size else starts}, or lower one of them"
         )
     if zero_stage not in range(4):
         yield f"--zero-stage {zero_stage} is not one of 0, 1, 2, 3"

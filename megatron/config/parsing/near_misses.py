@@ -43,15 +43,20 @@ def answer_for(name: str, answers: Mapping[str, str], known: Iterable[str]) -> s
 def _nearest(name: str, known: Iterable[str]) -> str:
     """Return the one of `known` of which `name` is a misspelling or the only abbreviation; "" if none is.
 
-    Words that differ in meaning make another flag: none is left out, added or negated.
+    Words that differ in meaning make another flag: none is left out, added or negated, but for "num".
     """
     known = dict.fromkeys(known)
     same = [each for each in known if sorted(each.split("-")) == sorted(name.split("-"))]
     same += [each for each in known if each.replace("-", "") == name.replace("-", "")]
+    same += [each for each in known if _without_num(each) == _without_num(name)]
     typos = [each for each in known if _is_misspelled(name.split("-"), each.split("-"))]
     longer = [each for each in known if len(name) >= _SHORT and each.startswith(name)]
     found = same or typos or (longer if len(longer) == 1 else [])
     return min(found, key=lambda each: distance(name, each)) if found else ""
+
+
+def _without_num(name: str) -> list[str]:
+    return [word for word in name.split("-") if word != "num"]
 
 
 def _is_misspelled(words: list[str], known: list[str]) -> bool:

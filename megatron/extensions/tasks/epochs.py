@@ -32,7 +32,8 @@ def with_steps_of_epochs(config: Config, *, world_size: int) -> Config:
     Values that are refused later count as if they were possible.
 
     Raises:
-        ConfigError: no flag sets the length of the run, or --deepspeed_config cannot be read.
+        ConfigError: no flag sets the length of the run, another flag sets it in samples or changes
+            the batch size, or --deepspeed_config cannot be read.
         WrongDataError: a file of --train-data is missing or malformed.
     """
     config = _with_labels(config)
@@ -56,6 +57,10 @@ def with_steps_of_epochs(config: Config, *, world_size: int) -> Config:
             evaluation=replace(config.evaluation, eval_only=load is not None),
             checkpoint=replace(checkpoint, load=load),
         )
+    others = ("train_samples", "train_tokens", "rampup_batch_size", "step_batch_size_schedule")
+    if given := [f for f in others if getattr(training, f) is not None]:
+        flags = " and ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise ConfigError(f"--epochs {epochs} is a number of steps of one size: leave out {flags}")
     replicas = max(1, world_size // replica_size(config.parallel))
     possible = replace(training, micro_batch_size=max(1, training.micro_batch_size))
     user = read_ds_config(config.deepspeed.deepspeed_config)

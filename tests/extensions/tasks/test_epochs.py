@@ -77,9 +77,16 @@ def test_epochs_count_the_steps_of_every_flag_that_sets_the_batch_size(tmp_path)
     "words", ["--step-batch-size-schedule 0:1 80:2", "--rampup-batch-size 1 1 8"]
 )
 def test_batches_of_an_epoch_have_one_size(tmp_path, words):
-    config = text_task(tmp_path / "train.tsv", *words.split())
+    with problem(f"--epochs 1 … {words.split()[0]}"):
+        text_task(tmp_path / "train.tsv", *words.split())
+    config = parse_config([*TASK.split(), "--train-iters", "3", *words.split()])[0]
     found = declaration_of("classification").problems(config)
-    require_problem(f"{words.split()[0]} … --task text-classification", found)
+    require_problem(f"{words.split()[0]} … --task MNLI", found)
+
+
+def test_samples_do_not_count_an_epoch_too(tmp_path):
+    with problem("--epochs 1 … --train-samples"):
+        text_task(tmp_path / "train.tsv", "--train-samples", "8")
 
 
 @pytest.mark.parametrize(

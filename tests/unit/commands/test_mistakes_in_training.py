@@ -59,6 +59,10 @@ MISTAKES = [
     ("--load model --lr-warmup-iters 99", ["--load model is", "from_hf.py --load model"]),
     ("--global-batch-size 7 --micro-batch-size 4", ["--global-batch-size 7", "write 8"]),
     ("--num-layer 3", ["--num-layer;", "--num-layers"]),
+    (
+        "--decoder-first-pipeline-layers 2",
+        ["--decoder-first-pipeline-layers", "did you mean --decoder-first-pipeline-num-layers?"],
+    ),
     ("--config small.yaml", ["small.yaml, line 3", "num-layer;", "num-layers?"]),
     ("--config tab.yaml", ["tab.yaml", "line 2"]),
     ("--config none.yaml", ["--config none.yaml", "No such file"]),

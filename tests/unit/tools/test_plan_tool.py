@@ -137,7 +137,7 @@ def test_weighted_data_need_not_be_there():
         (("--search", "8", "--num-gpus", "4"), "leave --num-gpus or --world-size out"),
         (
             ("--num-gpus", "3", "--tensor-model-parallel-size", "2"),
-            "a multiple of 2 processes, got 3",
+            "a multiple of 2 processes, got 3; write --num-gpus 2 or 4",
         ),
         (
             ("--search", "8", "--zero-stage", "1", "--sequence-parallel"),
