@@ -8,7 +8,7 @@ PAGE = (REPOSITORY / "docs" / "reading.md").read_text("utf-8")
 FILES = re.findall(r"(?m)^\d+\. `([^`]+)`", PAGE)
 
 MOST_LINES = 4520
-MOST_NEIGHBOURS = 127
+MOST_NEIGHBOURS = 128
 """Modules that the twenty import and that are none of them. Lower it where you can."""
 
 
