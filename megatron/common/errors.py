@@ -173,6 +173,22 @@ def raise_if_any(problems: Iterable[str]) -> None:
         raise ConfigError(*found)
 
 
+EXTRAS = {
+    **dict.fromkeys(("gigatoken", "sentencepiece", "tiktoken"), "tokenizers"),
+    **dict.fromkeys(("regex", "nltk", "datasketch", "ftfy", "py3langid", "tldextract"), "corpora"),
+    "codecarbon": "energy",
+    "matplotlib": "plot",
+}
+"""The extra of this package that each optional package belongs to, as requirements.txt has them."""
+
+
+def install(package: str) -> str:
+    """Return the command that installs an optional package, and the extra that it belongs to."""
+    extra = EXTRAS.get(package)
+    all_of_it = f' or pip install "megatron-deepspeed[{extra}]"' if extra else ""
+    return f"pip install {package}{all_of_it}"
+
+
 @contextmanager
 def needed_for(what: str, package: str) -> Iterator[None]:
     """Import in the `with` block; a package that is missing becomes a message.
@@ -188,5 +204,5 @@ def needed_for(what: str, package: str) -> Iterator[None]:
         yield
     except ImportError as error:
         raise ConfigError(
-            f"{what} needs a package that is not installed: pip install {package} ({error})"
+            f"{what} needs a package that is not installed: {install(package)} ({error})"
         ) from error

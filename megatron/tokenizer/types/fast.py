@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer as Backend
 
-from megatron.common.errors import ConfigError
+from megatron.common.errors import ConfigError, install
 from megatron.tokenizer.types.adversarial import adversarial_texts
 from megatron.tokenizer.types.tokenizer import Tokenizer, Vocabulary, with_ends
 
@@ -313,7 +313,7 @@ def load_fast(reference: Tokenizer) -> FastEncoder | str:
         try:
             encoder = FastEncoder(backend.to_str())
         except ImportError:
-            return "the gigatoken library is not installed (pip install gigatoken)"
+            return f"the gigatoken library is not installed ({install('gigatoken')})"
         except Exception as error:  # the library defines no exception type
             return f"gigatoken cannot read it: {str(error).strip().partition(chr(10))[0]}"
     try:

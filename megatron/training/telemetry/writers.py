@@ -4,7 +4,7 @@ import importlib.util
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from megatron.common.errors import ConfigError, reason
+from megatron.common.errors import ConfigError, install, reason
 from megatron.config.config import flatten
 from megatron.config.run.logging import LoggingConfig, LoggingPlan, WandbPlan
 
@@ -20,7 +20,7 @@ def writer_problems(logging: LoggingConfig) -> Iterator[str]:
         ("--codecarbon-dir", logging.codecarbon_dir, "codecarbon"),
     ):
         if is_given and importlib.util.find_spec(package) is None:
-            yield f"{flag} needs the package {package}: pip install {package}, or leave the flag out"
+            yield f"{flag} needs the package {package}: {install(package)}, or leave the flag out"
 
 
 def build_writer(plan: LoggingPlan, config: Mapping[str, Any]) -> "SummaryWriter | None":
