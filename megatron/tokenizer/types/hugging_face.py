@@ -1,9 +1,12 @@
 """A tokenizer saved by Hugging Face's libraries: a directory, or a name on the hub."""
 
 import json
+import logging
 import os
 import socket
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,11 @@ from megatron.common.errors import DataError, WrongDataError
 from megatron.common.registry import TOKENIZERS
 from megatron.tokenizer.types.options import Takes, TokenizerOptions, keywords
 from megatron.tokenizer.types.tokenizer import Role, Tokenizer, Vocabulary, no_tokens, texts_by_id
+
+log = logging.getLogger(__name__)
+
+_LOOKUP_S = 5.0
+"""Seconds that the address of the hub may take to find."""
 
 _ROLES: tuple[Role, ...] = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 
@@ -227,15 +235,28 @@ def load_problem(error: Exception) -> str:
 
 
 def _hub_has_an_address() -> bool:
-    """Whether the hub can be reached: by a proxy, or its host has an address."""
+    """Whether the hub can be reached: by a proxy, or its host has an address within _LOOKUP_S."""
     from huggingface_hub.constants import ENDPOINT
 
+    if {"http", "https", "all"} & getproxies().keys():
+        return True
     host = urlsplit(ENDPOINT).hostname
-    try:
-        proxies = {"http", "https", "all"} & getproxies().keys()
-        return bool(proxies or socket.getaddrinfo(host, None))
-    except OSError:
-        return False
+    found: list[object] = []
+
+    def look_up() -> None:
+        with suppress(OSError):
+            found.extend(socket.getaddrinfo(host, None))
+
+    # A thread: the system's lookup has no limit of its own.
+    lookup = threading.Thread(target=look_up, daemon=True)
+    lookup.start()
+    lookup.join(_LOOKUP_S)
+    if lookup.is_alive():
+        log.warning(
+            "no name server has answered for %s in %g s: only files on this machine are read",
+            *(host, _LOOKUP_S),
+        )
+    return bool(found)
 
 
 def load_with_transformers(name: str, kwargs: Mapping[str, Any]) -> Any:

@@ -7,6 +7,7 @@ import json
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -287,6 +288,17 @@ def test_missing_sizes_may_come_from_the_checkpoint(folder):
     with pytest.raises(ConfigError) as caught:
         train_from(["--load", "runs", *words[2:]], "gpt", description="")
     assert "--use-checkpoint-args" in str(caught.value)
+
+
+def test_a_name_server_that_does_not_answer_is_waited_for_a_while(monkeypatch, caplog):
+    answered = threading.Event()
+    monkeypatch.setattr("megatron.tokenizer.types.hugging_face._LOOKUP_S", 0.01)
+    monkeypatch.setattr("megatron.tokenizer.types.hugging_face.getproxies", dict)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_: answered.wait())
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", lambda _, **given: given)
+    assert load_with_transformers("org/model", {})["local_files_only"]
+    answered.set()
+    assert "no name server" in caplog.text
 
 
 def test_the_hub_without_a_network_is_not_asked_again_and_again(monkeypatch, tmp_path):
