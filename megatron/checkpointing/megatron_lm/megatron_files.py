@@ -128,8 +128,7 @@ def write_megatron(
             if distributed:
                 write_distributed(staging, common, _full_tensors(manifest, checkpoint, rows))
             ranks = [*product(range(pipeline), range(0 if distributed else tensor))]
-            title = f"writing of {folder}"
-            for stage, rank in with_progress(ranks, title, len(ranks), "files"):
+            for stage, rank in with_progress(ranks, f"writing of {folder}", len(ranks), "files"):
                 suffix = f"_{stage:03d}" if pipeline > 1 else ""
                 file = staging / f"mp_rank_{rank:02d}{suffix}" / "model_optim_rng.pt"
                 parts = _shards(manifest, checkpoint, (stage, rank), (pipeline, tensor), rows)
