@@ -149,6 +149,21 @@ def test_weights_of_16_bits_compute_the_recurrence_in_32(group):
     assert (found - expected).abs().max() < 0.05 * expected.abs().max()
 
 
+@pytest.mark.parametrize("pattern", ["M", "G"])
+def test_a_layer_learns_texts_by_heart(group, pattern):
+    model = spread_network(of_pattern(pattern), group).train()
+    optimizer = torch.optim.Adam(model.parameters(), 0.02)
+    # Two tokens alone: what follows is decided by more of the text than a convolution sees.
+    tokens = torch.randint(2, (4, 21), generator=torch.Generator().manual_seed(6))
+    for _ in range(150):
+        logits = model(gpt_batch(tokens)).flatten(0, 1)
+        loss = torch.nn.functional.cross_entropy(logits, tokens[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert loss < 0.3
+
+
 def test_a_pattern_decides_which_layers_have_experts():
     spec = of_pattern("-E*E")
     assert spec.moe.num_experts == (1, 4, 1, 4)
