@@ -31,7 +31,7 @@ def _of_pattern(step: Step) -> Step:
 class HybridLayerPipe(Block):
     """x + dropout(part(norm(x))), whose part is the one that the pattern has for the layer.
 
-    Recurrent layers begin anew with each document, where documents do not see each other.
+    Each document resets the states of recurrent layers, where documents do not see each other.
 
     Args:
         spec: the network.
