@@ -84,7 +84,8 @@ REQUESTS += [
         logprobs=True,
         stop_tokens=frozenset({0, 9}),
         min_new_tokens=3,
-    )
+    ),
+    Request(prompt=(1, 2, 3, 1, 2, 3, 1), max_new_tokens=5, sampling=OPTIONS[0], logprobs=True),
 ]
 
 
@@ -149,6 +150,7 @@ def write_together(rank: int, expected: dict[str, Any]) -> None:
                     sees_prefix=sees_prefix,
                     recompute=recompute,
                     batched_tokens=3,
+                    draft_tokens=0 if sees_prefix or recompute else 2,
                 )
                 if rank:
                     engine.follow()
@@ -160,6 +162,7 @@ def write_together(rank: int, expected: dict[str, Any]) -> None:
                     require_equal(*written(engine), *expected[name])
                     require_equal(*served(engine), *expected[name])
                     assert engine.counters.reused_prompt_tokens
+                    assert engine.counters.accepted_tokens
                 engine.close()
 
 

@@ -93,6 +93,10 @@ class GenerationConfig(DecodingConfig):
     """Maximum number of prompt tokens in one forward pass, padding included; a longer prompt is
     computed in chunks, with decode steps of other sequences between them."""
 
+    prompt_lookup_num_tokens: int = setting(0, at_least=0)
+    """Speculative decoding by prompt lookup: number of draft tokens, which followed the latest two or
+    three tokens earlier in the text; 0: none. The output stays the same."""
+
     inference_max_seq_length: int | None = None
     """Length of the KV cache: most tokens of a prompt and its continuation (default: --max-position-embeddings)."""
 
@@ -140,6 +144,7 @@ def generation_problems(generation: GenerationConfig) -> Iterator[str]:
             "--stop-strings": generation.stop_strings,
             "--logprobs": generation.logprobs,
             "--num-samples": generation.num_samples,
+            "--prompt-lookup-num-tokens": generation.prompt_lookup_num_tokens,
         },
     )
 

@@ -79,6 +79,7 @@ def encoder_problems(
     given = {
         "--chat-template": server.chat_template is not None,
         "--recompute": generation.recompute,
+        "--prompt-lookup-num-tokens": generation.prompt_lookup_num_tokens,
         "--no-prefix-caching": not generation.prefix_caching,
         "--max-num-batched-tokens": generation.max_num_batched_tokens
         != default.max_num_batched_tokens,

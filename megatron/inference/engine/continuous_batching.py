@@ -1,5 +1,6 @@
 """Continuous batching: schedules requests, runs prefill and decode steps, and samples tokens."""
 
+import logging
 import math
 from abc import ABC, abstractmethod
 from collections import deque
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from megatron.common.errors import ConfigError, MegatronError
 from megatron.inference.engine.device import to_device
+from megatron.inference.engine.drafts import accepted_tokens
 from megatron.inference.engine.model_runner import ModelRunner
 from megatron.inference.engine.next_tokens import next_tokens
 from megatron.inference.engine.prefix_cache import PrefixCache
@@ -25,6 +27,8 @@ from megatron.inference.engine.sequence import (
     Request,
 )
 from megatron.tokenizer.types.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
 
 _CLOSE = -1
 """Request id that closes the engine."""
@@ -41,8 +45,8 @@ class Candidate(Protocol):
 
 Found = TypeVar("Found", bound=Candidate)
 
-_Sampled = tuple[list[TokenLogprob | None], list[TokenLogprob]]
-"""New tokens of all sequences, and log-probabilities of the first one's prompt."""
+_Sampled = tuple[list[list[TokenLogprob | None]], list[TokenLogprob]]
+"""New tokens of each sequence, and log-probabilities of the first one's prompt."""
 
 
 class ExclusiveRequest(ABC, Generic[Found]):
@@ -80,6 +84,10 @@ class InferenceEngine:
         batched_tokens: most tokens of one prefill, padding included; longer prompts are computed in
             chunks between decode steps.
         prefix_caching: keep the tokens of ended sequences in their rows, and reuse prefixes of prompts.
+        draft_tokens: most tokens of a draft by prompt lookup; 0 for no speculative decoding.
+
+    Raises:
+        ConfigError: drafts are impossible.
     """
 
     def __init__(
@@ -91,7 +99,14 @@ class InferenceEngine:
         recompute: bool = False,
         batched_tokens: int = 2048,
         prefix_caching: bool = True,
+        draft_tokens: int = 0,
     ):
+        if draft_tokens and runner.no_extension:
+            raise ConfigError(
+                f"--prompt-lookup-num-tokens {draft_tokens}: drafts are impossible, because "
+                f"{runner.no_extension}; leave it out"
+            )
+        self._draft_tokens = draft_tokens
         self.runner, self.rows, self.tokenizer = runner, rows, tokenizer
         self.recompute, self.max_length = recompute, runner.max_length
         self.counters = Counters()
@@ -210,6 +225,8 @@ class InferenceEngine:
             tokens = [one.tokens for one in running]
             features = self._prefill(running, tokens, first=0)
             return events + self._sample(running, last_of(features, tokens))
+        if any(drafts := self._drafts(running)):
+            return events + self._verify(running, drafts)
         features = self.runner.decode(
             [one.tokens[-1] for one in running],
             [len(one.tokens) - 1 for one in running],
@@ -227,6 +244,8 @@ class InferenceEngine:
         if self._is_open:
             self._changes.append((_CLOSE, None))
             self._apply_changes()
+            if self._draft_tokens:
+                log.info("%s", self.counters)
 
     def generate(self, requests: Iterable[Request]) -> Iterator[Completion]:
         """Yield the completion of each request, in their order, as soon as it is finished.
@@ -323,24 +342,56 @@ class InferenceEngine:
             room=_room(sequences),
         )
 
+    def _drafts(self, running: Sequence[ActiveSequence]) -> list[list[int]]:
+        """Return the draft of each running sequence, which leaves room for one more token."""
+        if not self._draft_tokens:
+            return []
+        limits = (
+            (one.request.max_new_tokens - one.num_new - 1, self.max_length - len(one.tokens) - 1)
+            for one in running
+        )
+        return [
+            one.ngrams.draft(one.tokens, min(self._draft_tokens, *limit))
+            for one, limit in zip(running, limits, strict=True)
+        ]
+
+    def _verify(self, running: Sequence[ActiveSequence], drafts: list[list[int]]) -> list[Event]:
+        """Run the last tokens of all sequences with their drafts, and sample behind each token."""
+        self.counters.add_drafts(proposed=sum(map(len, drafts)))
+        features = self.runner.extend(
+            [[one.tokens[-1], *draft] for one, draft in zip(running, drafts, strict=True)],
+            [len(one.tokens) - 1 for one in running],
+        )
+        picked = [(row, i) for row, draft in enumerate(drafts) for i in range(len(draft) + 1)]
+        rows, columns = to_device(picked, features.device).unbind(1)
+        return self._sample(running, features[rows, columns], drafts=drafts)
+
     def _sample(
         self,
         sequences: Sequence[ActiveSequence],
         features: Tensor,
         of_prompt: Tensor | None = None,
+        *,
+        drafts: Sequence[Sequence[int]] = (),
     ) -> list[Event]:
         """Sample a token for each sequence and remove those that have ended.
+
+        Of a draft, sequences get the tokens that are sampled, with the next one.
 
         Without pipeline stages, the other ranks get the tokens with the message of the next step.
 
         Args:
             of_prompt: hidden states before each prompt token of the first sequence from the second
                 token on, [n, h], if it needs their log-probabilities.
+            drafts: of each sequence, or none.
 
-        Shapes: features [b, h], hidden states at the last positions: the input of the head.
+        Shapes: features [n, h], hidden states at the last position of each sequence and at those of
+            its draft: the input of the head.
         """
-        sequences = [*sequences]
-        draws = [draw for one in sequences for draw in one.draws(1)]
+        sequences, drafts = [*sequences], drafts or [()] * len(sequences)
+        pairs = [*zip(sequences, drafts, strict=True)]
+        ahead = [one.followed_by(draft[:i]) for one, draft in pairs for i in range(len(draft) + 1)]
+        draws = [draw for one, draft in pairs for draw in one.draws(len(draft) + 1)]
 
         def sample() -> _Sampled:
             prompt_tokens: list[TokenLogprob] = []
@@ -349,7 +400,8 @@ class InferenceEngine:
                 prompt_tokens = self.runner.token_logprobs(
                     of_prompt, request.prompt[1:], top_logprobs=request.top_logprobs
                 )
-            return next_tokens(self.runner, sequences, features, draws), prompt_tokens
+            tokens = next_tokens(self.runner, ahead, features, draws)
+            return [*accepted_tokens(tokens, drafts)], prompt_tokens
 
         if self.runner.groups.topology.pipeline > 1:
             return self._record(sequences, self.runner.run_on_last_stage(sample))
@@ -364,26 +416,40 @@ class InferenceEngine:
         """Append sampled tokens to their sequences; remove those that have ended."""
         new_tokens, prompt_tokens = sampled
         if not all(math.isfinite(one.logprob or 0.0) for one in prompt_tokens):
-            new_tokens, prompt_tokens = [None, *new_tokens[1:]], []
+            new_tokens, prompt_tokens = [[None], *new_tokens[1:]], []
         events: list[Event] = []
-        for sequence, new in zip(sequences, new_tokens, strict=True):
-            generates = sequence.request.max_new_tokens > 0
-            if new and generates:
-                sequence.append(new.token)
-            events.append(
-                Event(
-                    request_id=sequence.request_id,
-                    new_token=new if generates else None,
-                    finish_reason=sequence.finish_reason(self.tokenizer, self.max_length)
-                    if new
-                    else "failed",
-                    prompt_tokens=() if events else tuple(prompt_tokens),
-                )
-            )
-        for sequence, event in reversed([*zip(sequences, events, strict=True)]):
-            if event.finish_reason:
-                self._scheduler.remove(sequence, clear_state=event.finish_reason == "failed")
+        ended: list[tuple[ActiveSequence, bool]] = []
+        for sequence, tokens in zip(sequences, new_tokens, strict=True):
+            before = len(events)
+            for new in tokens:
+                event = self._append(sequence, new, () if events else tuple(prompt_tokens))
+                events.append(event)
+                if event.finish_reason:
+                    ended.append((sequence, event.finish_reason == "failed"))
+                    break
+            self.counters.add_drafts(accepted=len(events) - before - 1)
+        for sequence, has_failed in reversed(ended):
+            self._scheduler.remove(sequence, clear_state=has_failed)
         return events
+
+    def _append(
+        self,
+        sequence: ActiveSequence,
+        new: TokenLogprob | None,
+        prompt_tokens: tuple[TokenLogprob, ...],
+    ) -> Event:
+        """Append a sampled token to its sequence, if that generates; return the event."""
+        generates = sequence.request.max_new_tokens > 0
+        if new and generates:
+            sequence.append(new.token)
+        return Event(
+            request_id=sequence.request_id,
+            new_token=new if generates else None,
+            finish_reason=sequence.finish_reason(self.tokenizer, self.max_length)
+            if new
+            else "failed",
+            prompt_tokens=prompt_tokens,
+        )
 
 
 def last_of(features: Tensor, tokens: Sequence[Sequence[int]]) -> Tensor:

@@ -1,10 +1,11 @@
 """Requests to the engine, the sequences it generates for them, and the events of each step."""
 
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from megatron.inference.engine.drafts import NgramIndex
 from megatron.inference.engine.sampling import SamplingParams, TokenLogprob
 from megatron.tokenizer.continuation import text_after
 from megatron.tokenizer.types.tokenizer import Tokenizer
@@ -53,12 +54,19 @@ class ActiveSequence:
     `num_cached` is the number of its tokens that are in the KV cache.
     """
 
-    def __init__(self, request_id: int, request: Request):
+    def __init__(self, request_id: int, request: Request, new_tokens: Sequence[int] = ()):
         self.request_id, self.request = request_id, request
-        self.tokens = list(request.prompt)
+        self.tokens = [*request.prompt, *new_tokens]
         self.num_cached = 0
+        self.ngrams = NgramIndex()
         self._rng = random.Random(request.seed)
         self._draws: list[float] = []
+
+    def followed_by(self, draft: Sequence[int]) -> "ActiveSequence":
+        """Return the sequence as it is if these tokens come next; this one where there are none."""
+        if not draft:
+            return self
+        return ActiveSequence(self.request_id, self.request, [*self.new_tokens, *draft])
 
     def cache(self, count: int) -> None:
         """Count further tokens as cached."""
@@ -186,13 +194,27 @@ class Counters:
 
     Args:
         reused_prompt_tokens: tokens of prompts whose keys were cached before.
+        draft_tokens: tokens that were proposed by speculative decoding.
+        accepted_tokens: those of them that were generated.
     """
 
     reused_prompt_tokens: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+
+    def __str__(self) -> str:
+        return " | ".join(
+            f"{name.replace('_', ' ')}: {value}" for name, value in vars(self).items()
+        )
 
     def add_reused(self, tokens: int) -> None:
         """Count tokens of a prompt that were cached before."""
         self.reused_prompt_tokens += tokens
+
+    def add_drafts(self, *, proposed: int = 0, accepted: int = 0) -> None:
+        """Count draft tokens."""
+        self.draft_tokens += proposed
+        self.accepted_tokens += accepted
 
 
 def cut_at_stop_string(text: str, stops: Iterable[str], *, start: int = 0) -> str:

@@ -154,7 +154,11 @@ def _engine_of(
     tokenizer: Tokenizer,
     recompute: bool,
 ) -> InferenceEngine:
-    """Return the engine of a runner with the options of continuous batching."""
+    """Return the engine of a runner with the options of continuous batching.
+
+    Raises:
+        ConfigError: options do not fit the network.
+    """
     if runner.no_extension and not options.recompute:
         log.info("without prefix caching and chunked prefill: %s", runner.no_extension)
     return InferenceEngine(
@@ -164,6 +168,7 @@ def _engine_of(
         recompute=recompute,
         batched_tokens=options.max_num_batched_tokens,
         prefix_caching=options.prefix_caching,
+        draft_tokens=options.prompt_lookup_num_tokens,
     )
 
 

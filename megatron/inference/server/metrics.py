@@ -58,6 +58,16 @@ class _OfEngine(Collector):
             "Tokens of prompts that the KV cache had.",
             value=thread.engine.counters.reused_prompt_tokens,
         )
+        yield CounterMetricFamily(
+            "megatron_draft_tokens",
+            "Tokens proposed by speculative decoding.",
+            value=thread.engine.counters.draft_tokens,
+        )
+        yield CounterMetricFamily(
+            "megatron_accepted_draft_tokens",
+            "Proposed tokens that were generated.",
+            value=thread.engine.counters.accepted_tokens,
+        )
         yield GaugeMetricFamily(
             "megatron_sequences_waiting", "Waiting sequences.", value=thread.num_waiting
         )

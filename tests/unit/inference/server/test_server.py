@@ -15,7 +15,7 @@ import pytest
 import torch
 from problems import problem
 from servers import EOD, SPEC, Bytes, is_idle, send_on, serving, until
-from stages import plain_logits, plainly_continued, random_model
+from stages import engine_of, plain_logits, plainly_continued, random_model
 
 from megatron.inference.server.megatron_api import MegatronBody, _tokens
 from megatron.inference.server.server import listener
@@ -368,6 +368,20 @@ def test_requests_with_a_common_prefix_reuse_it(running):
     again = running.put(prompts=[f"{common}, a"], tokens_to_generate=2, top_k=1)
     assert again.json == first.json
     assert reused() - before == 2 * len(f"{common}, ")
+
+
+def test_drafts_are_counted(group):
+    engine = engine_of(random_model(group, SPEC), SPEC, tokenizer=Bytes(), draft_tokens=3)
+    with serving(group, engine=engine) as running:
+        body = {"prompts": ["abcabcabcabc"], "tokens_to_generate": 30, "top_k": 1}
+        text = running.put(**body).json["text"]
+        metrics = running.send("GET", "/metrics").body.decode()
+        counters = engine.counters
+        assert counters.draft_tokens
+        assert f"megatron_draft_tokens_total {counters.draft_tokens}.0" in metrics
+        assert f"megatron_accepted_draft_tokens_total {counters.accepted_tokens}.0" in metrics
+    with serving(group) as running:
+        assert running.put(**body).json["text"] == text
 
 
 def test_counts_are_reported(running):
