@@ -1,5 +1,6 @@
 """Communication volume: bytes that a rank sends in one step, by kind of parallelism, and what hides them."""
 
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 
 from megatron.config.architecture.attention_form import attention_form
@@ -67,7 +68,8 @@ class Traffic:
 
 def traffic_of(plan: Plan, number: int) -> Traffic:
     """Return the traffic of the busiest rank in a step of `number` micro-batches, at 0 what every step has."""
-    found = [stage_traffic(plan, stage, number) for stage in stages_of(plan)]
+    stages = stages_of(plan)
+    found = [stage_traffic(plan, stages, index, number) for index in range(len(stages))]
 
     def most(name: str) -> Volume:
         volumes: list[Volume] = [getattr(each, name) for each in found]
@@ -77,9 +79,9 @@ def traffic_of(plan: Plan, number: int) -> Traffic:
     return Traffic(data_passes=found[0].data_passes, **{name: most(name) for name in kinds})
 
 
-def stage_traffic(plan: Plan, stage: Stage, number: int) -> Traffic:
-    """Return the traffic of a rank of `stage`."""
-    parallel, spec = plan.parallel, plan.model
+def stage_traffic(plan: Plan, stages: Sequence[Stage], index: int, number: int) -> Traffic:
+    """Return the traffic of a rank of one of the `stages` of `plan`."""
+    parallel, spec, stage = plan.parallel, plan.model, stages[index]
     activations = Activations(plan, "cuda")
     width = BYTES[plan.precision.dtype]
     full = activations.tokens * spec.hidden_size * width
@@ -103,7 +105,8 @@ def stage_traffic(plan: Plan, stage: Stage, number: int) -> Traffic:
     return Traffic(
         tensor=_tensor(plan, stage, number),
         pipeline=Volume(
-            exposed=number * _messages(plan, stage) * full / parts + _tied_bytes(plan, stage)
+            exposed=number * _messages(plan, stage) * full / parts
+            + _tied_bytes(plan, stages, index)
         ),
         data=_data(plan, stage, number),
         data_passes=number if parallel.zero_stage > 1 else 1,
@@ -123,21 +126,21 @@ def _messages(plan: Plan, stage: Stage) -> int:
     return 2 * plan.parallel.chunks - ends
 
 
-def _tied_bytes(plan: Plan, stage: Stage) -> float:
+def _tied_bytes(plan: Plan, stages: Sequence[Stage], index: int) -> float:
     """Return the bytes of a step for a table that is tied across stages.
 
     Its gradients are summed over these, and the first one sends its weights to the others. Where each
     weight of theirs is a bucket, a rank has its part of the sum, and copies stay equal by themselves.
     """
-    table = _tied_elements(plan, stage)
-    holders = [each.index for each in stages_of(plan) if _tied_elements(plan, each)]
+    table = _tied_elements(plan, stages[index])
+    holders = [each.index for each in stages if _tied_elements(plan, each)]
     if not table or len(holders) == 1:
         return 0.0
     precision, parallel = plan.precision, plan.parallel
     gradient = 2 * _ring(len(holders)) * (4 if precision.fp32_gradients else 2)
     if parallel.bucket_size:
         return table * gradient / (parallel.data * parallel.sequence)
-    weight = BYTES[precision.dtype] if stage.index == holders[0] else 0
+    weight = BYTES[precision.dtype] if index == holders[0] else 0
     return table * (gradient + weight)
 
 

@@ -162,11 +162,15 @@ class Step:
     def planned(self) -> dict[str, float]:
         """Return the same as the planner computes it, with the loss, which that leaves out."""
         plan, topology = self.plan, self.groups.topology
-        stage, number = stages_of(plan)[self.groups.stage], self.number
-        traffic: Traffic = stage_traffic(plan, stage, number)
+        stages, index, number = stages_of(plan), self.groups.stage, self.number
+        traffic: Traffic = stage_traffic(plan, stages, index, number)
         # Of each token the largest logit, the sum of exponentials, and the target's logit.
         tokens = plan.batch.micro_batch_size * plan.model.seq_length
-        loss = 12 * tokens * ring_passes("all-reduce", topology.tensor) if stage.has_head else 0
+        loss = (
+            12 * tokens * ring_passes("all-reduce", topology.tensor)
+            if stages[index].has_head
+            else 0
+        )
         return {
             "tensor": traffic.tensor.total + number * loss,
             "pipeline": traffic.pipeline.total,
