@@ -25,7 +25,7 @@ NETWORK_FLAGS = (
     ),
     *refused(
         "this kind of attention is not built; leave this flag out",
-        """attention-output-gate qk-l2-norm mrope-section mrope-interleaved
+        """qk-l2-norm mrope-section mrope-interleaved
         gated-attention-proj-granularity head-wise-attn-gate""",
     ),
     *refused(

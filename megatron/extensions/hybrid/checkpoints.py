@@ -24,6 +24,7 @@ from megatron.common.registry import FAMILIES
 from megatron.config.network.experts import MoESpec
 from megatron.config.network.model_spec import ModelSpec, flat, names_of
 from megatron.config.parsing.files import Values
+from megatron.extensions.hybrid.checkpoints_qwen3_next import QWEN3_NEXT
 from megatron.extensions.hybrid.flags import EXPERTS, MAMBA, HybridSpec
 from megatron.extensions.hybrid.tensor_mappings import ConvolutionWeight, Experts, GroupedRows
 
@@ -37,6 +38,7 @@ def _hybrid_needs(spec: ModelSpec) -> Allowed:
     return {
         "architecture": ("hybrid",),
         **dict.fromkeys(names_of(HybridSpec)),
+        "attention_output_gate": (False,),
         "position_embedding": ("none",),
         "normalization": ("RMSNorm",),
         "layernorm_1p": (False,),
@@ -92,6 +94,7 @@ def _group_sizes(spec: ModelSpec) -> tuple[int, int, int]:
 
 _MAMBA: Table = {
     "input_layernorm": "norm",
+    "pre_mlp_layernorm": "norm",
     "mixer": "mixer",
     "mixer.in_proj": Modules(("mixer.in_proj",), _input_rows),
     "mixer.convolution.weight": Modules(("mixer.conv1d.weight",), _convolution),
@@ -281,4 +284,4 @@ NEMOTRON_H = Family(
 @FAMILIES.register("hybrids")
 def hybrids() -> tuple[Family, ...]:
     """Return the architectures of hybrid networks."""
-    return (MAMBA2, NEMOTRON_H)
+    return (MAMBA2, NEMOTRON_H, QWEN3_NEXT)

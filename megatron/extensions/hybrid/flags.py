@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from megatron.config.config import Config
+from megatron.config.network.model_resolution import num_query_groups_of
 from megatron.config.network.model_spec import ModelSpec
 from megatron.config.parallelism.layout import sequence_flags
 from megatron.config.parsing.declaration import range_problems, resolve, setting
@@ -61,6 +62,9 @@ class HybridConfig:
     linear_num_value_heads: int = setting(32, at_least=1)
     """Value heads of Gated DeltaNet, a multiple of its key heads."""
 
+    attention_output_gate: bool = False
+    """Multiply the output of attention by the sigmoid of a projection of its input, as Qwen3-Next does."""
+
 
 SECTIONS = {"hybrid": HybridConfig}
 OF_NETWORK = ("hybrid",)
@@ -81,6 +85,7 @@ class HybridSpec:
     linear_value_head_dim: int = 0
     linear_num_key_heads: int = 0
     linear_num_value_heads: int = 0
+    attention_output_gate: bool = False
 
     def kind_of(self, number: int) -> str:
         """Return the letter of the layer `number`, from 1 on."""
@@ -179,6 +184,12 @@ def _size_problems(hybrid: HybridConfig, pattern: str, config: Config) -> Iterat
             )
         if keys % tensor:
             yield f"--linear-num-key-heads {keys} is not a multiple of {divided}"
+    if hybrid.attention_output_gate:
+        groups = num_query_groups_of(config.model)
+        if ATTENTION not in pattern:
+            yield "--attention-output-gate: --hybrid-layer-pattern has no attention (*)"
+        elif groups % tensor:
+            yield f"--attention-output-gate: --num-query-groups {groups} is not a multiple of {divided}"
     if {*RECURRENT} & {*pattern}:
         for flag, size in sequence_flags(config.parallel).items():
             if size > 1:

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from megatron.config.network.model_spec import ModelSpec
 from megatron.extensions.hybrid.flags import ATTENTION, DELTA_NET, MAMBA, HybridSpec
+from megatron.extensions.hybrid.gated_attention import GatedAttention
 from megatron.extensions.hybrid.mixers import GatedDeltaNet, Mamba2
 from megatron.model.gpt import gpt_layers
 from megatron.model.layers.attention import ParallelAttention
@@ -47,18 +48,24 @@ class HybridLayerPipe(Block):
         super().__init__()
         self.spec, self.kernels, self.number = spec, parts.kernels, number
         self.kind = spec.part(HybridSpec).kind_of(number)
-        self.input_layernorm = norm_layer(spec, kernels=parts.kernels).build()
+        norm = norm_layer(spec, kernels=parts.kernels).build()
         mixers: dict[str, type[nn.Module]] = {MAMBA: Mamba2, DELTA_NET: GatedDeltaNet}
+        if self.kind not in (*mixers, ATTENTION):
+            self.pre_mlp_layernorm = norm
+            self.mlp = build_mlp(spec, parts, number=number)
+            return
+        self.input_layernorm = norm
         if self.kind in mixers:
             self.mixer = mixers[self.kind](spec, parts)
-        elif self.kind == ATTENTION:
-            self.self_attention = ParallelAttention(spec, parts, number=number)
         else:
-            self.mlp = build_mlp(spec, parts, number=number)
+            is_gated = spec.part(HybridSpec).attention_output_gate
+            attention = GatedAttention if is_gated else ParallelAttention
+            self.self_attention = attention(spec, parts, number=number)
 
     def forward(self, inputs: LayerInput) -> LayerInput:
         """Return the input with other activations."""
-        x_sbh, normed_sbh = residual_and_norm(self.input_layernorm, inputs.hidden)
+        norm = self.pre_mlp_layernorm if hasattr(self, "mlp") else self.input_layernorm
+        x_sbh, normed_sbh = residual_and_norm(norm, inputs.hidden)
         y_sbh, bias = self._part(inputs, normed_sbh)
         factor = self.spec.residual_multiplier
         if factor != 1:

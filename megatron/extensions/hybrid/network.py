@@ -80,7 +80,7 @@ class HybridNetwork(Network):
                 own = Weights((delta_net_weights(hybrid, spec.hidden_size) - shared) // tensor)
                 own += Weights(shared)
             case "*":
-                own = Weights(attention_weights(spec, tensor))
+                own = Weights(attention_weights(spec, tensor) + gate_weights(spec) // tensor)
             case _:
                 others = attention_weights(spec, tensor) + spec.norm.per_layer * norm
                 own = block_weights(spec, number, tensor=tensor, expert=expert) - Weights(others)
@@ -105,7 +105,7 @@ class HybridNetwork(Network):
                     forward += delta_net_products(hybrid, spec.hidden_size)
                 case "*":
                     core += core_features(spec) * _visible(spec, number)
-                    forward += attention_matrices(spec)
+                    forward += attention_matrices(spec) + gate_weights(spec)
                 case _:
                     forward += mlp_products(spec, number)
         again = core if recompute.granularity == "selective" else 0
@@ -116,6 +116,12 @@ class HybridNetwork(Network):
 
 def _visible(spec: ModelSpec, number: int) -> int:
     return min(spec.seq_length, spec.attention.window_of(number) or spec.seq_length)
+
+
+def gate_weights(spec: ModelSpec) -> int:
+    """Return the weights of the output gates of a layer of attention."""
+    rows = spec.attention.query_features if spec.part(HybridSpec).attention_output_gate else 0
+    return rows * (spec.hidden_size + spec.attention.qkv_bias)
 
 
 def mamba_weights(hybrid: HybridSpec, width: int) -> int:

@@ -79,3 +79,34 @@ class Experts:
     def from_hugging_face(self, tensors: Sequence[Tensor]) -> Tensor:
         """Stack them."""
         return torch.stack(tuple(tensors))
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatedQueriesKeysValues:
+    """Fused QKV with output gates, rows [groups, {queries, gates, key, value}, head_dim], here.
+
+    In transformers rows of queries are [heads, {query, gate}, head_dim]; keys and values are apart.
+
+    Args:
+        groups: key/value heads (query groups).
+        queries: query heads in a group.
+        head_dim: features per head.
+    """
+
+    groups: int
+    queries: int
+    head_dim: int
+
+    def to_hugging_face(self, tensor: Tensor) -> tuple[Tensor, ...]:
+        """Return queries with gates, keys and values of all heads."""
+        by_group = tensor.unflatten(0, (self.groups, 2 * self.queries + 2, self.head_dim))
+        query, gate, key, value = by_group.split([self.queries, self.queries, 1, 1], 1)
+        pairs = torch.stack([query, gate], 2)
+        return pairs.flatten(0, 3), key.flatten(0, 2), value.flatten(0, 2)
+
+    def from_hugging_face(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Concatenate the rows group by group."""
+        pairs, key, value = tensors
+        query, gate = pairs.unflatten(0, (self.groups, self.queries, 2, self.head_dim)).unbind(2)
+        key, value = (x.unflatten(0, (self.groups, 1, self.head_dim)) for x in (key, value))
+        return torch.cat([query, gate, key, value], 1).flatten(0, 2)

@@ -92,10 +92,18 @@ def test_every_layer_adds_once_to_the_residual_stream():
     assert spec.network.residual_additions(spec) == 3
 
 
-@pytest.mark.parametrize("pattern", ["MG*-E", "MM", "G-", "*E"])
+@pytest.mark.parametrize(
+    ("pattern", "flags"),
+    [
+        ("MG*-E", ()),
+        ("MM", ()),
+        ("G-", ("--normalization", "RMSNorm", "--swiglu", "--disable-bias-linear")),
+        ("*E", ("--attention-output-gate", "--qk-layernorm")),
+    ],
+)
 @pytest.mark.parametrize("tensor", [1, 2])
-def test_the_plan_counts_every_weight_of_a_rank(pattern, tensor):
-    spec = of_pattern(pattern)
+def test_the_plan_counts_every_weight_of_a_rank(pattern, flags, tensor):
+    spec = of_pattern(pattern, *flags)
     with torch.device("meta"):
         steps = gpt_steps(spec, group=Shards(0, tensor), rng=OrdinaryStream(), mixed=False)
         model = SequentialModel(steps)
@@ -204,6 +212,15 @@ def test_sizes_have_megatrons_defaults():
         ("M-", ("--tensor-model-parallel-size", "4"), "--mamba-num-groups 2 … size 4"),
         ("G-", ("--linear-num-value-heads", "3"), "--linear-num-value-heads 3 … 2"),
         ("G-", ("--tensor-model-parallel-size", "4"), "--linear-num-key-heads 2 … size 4"),
+        ("M-", ("--attention-output-gate",), "--attention-output-gate … has no attention"),
+        (
+            "**",
+            (
+                *("--attention-output-gate", "--tensor-model-parallel-size", "2"),
+                *("--group-query-attention", "--num-query-groups", "1"),
+            ),
+            "--attention-output-gate: --num-query-groups 1 … size 2",
+        ),
         ("M*", ("--context-parallel-size", "2"), "--context-parallel-size 2 … recurrent"),
         ("G*", ("--ds-sequence-parallel-size", "2"), "--ds-sequence-parallel-size 2 … recurrent"),
         ("M*", ("--lora-rank", "2"), "--lora-rank … hybrid"),

@@ -78,6 +78,7 @@ class Family:
         network: modules outside the transformer layers.
         layer: modules of a transformer layer, without prefix.
         layers: prefix of a transformer layer; {} is its number, from 0 on.
+        layers_in_one: how many layers here are one there.
         norms_around_one: whether norm weights are stored minus 1.
         objective: that trains such a network.
         of_network: name of the network in NETWORKS; "" for the objective's.
@@ -98,6 +99,7 @@ class Family:
     network: Table
     layer: Table
     layers: str
+    layers_in_one: int = 1
     norms_around_one: bool = False
     objective: ObjectiveName = "gpt"
     of_network: str = ""
@@ -196,7 +198,7 @@ class Family:
         table, prefix, suffix = self.network, "", f".{kind}"
         if module.startswith("layers."):
             _, number, module = module.split(".", 2)
-            table, prefix = self.layer, self.layers.format(number)
+            table, prefix = self.layer, self.layers.format(int(number) // self.layers_in_one)
         elif module.startswith("mtp.layers."):
             _, _, depth, module = module.split(".", 3)
             inner = {f"transformer_layer.{own}": theirs for own, theirs in self.layer.items()}
