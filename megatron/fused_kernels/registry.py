@@ -36,7 +36,8 @@ _FIELDS = {
     "norm": ("layer_norm", "rms_norm", "add_norm"),
     "activation": ("bias_gelu", "glu", "activation_adds_bias"),
     "bias, dropout, residual": ("bias_dropout_add",),
-    "rotary positions": ("rotary", "split_rotary"),
+    "rotary positions": ("rotary", "split_heads", "split_sums_bias"),
+    "queries, keys, values": ("split_heads", "split_sums_bias"),
     "attention of decode steps": ("decode_attention",),
     "cross-entropy": ("cross_entropy",),
 }
@@ -172,11 +173,11 @@ def choose_kernels(
     if plan.fp8_format:
         kernels, choice = _with_fp8(kernels, plan, work.device)
         choices.append(choice)
-    for operation in (*_operations(attention, work.spec), "cross-entropy"):
+    for operation in (*_operations(attention, work.spec), *_operations_of_training(work.spec)):
         kernels, choice = _choose(operation, kernels, plan, work, obstacle, launch)
         choices.append(choice)
     kernels = _without_lone_add_norm(kernels)
-    unmet = [choice for choice in choices if choice.unmet]
+    unmet = [choice for choice in choices if choice.unmet and choice.operation in FLAGS]
     if plan.must_fuse and unmet:
         raise ConfigError(
             *(
@@ -310,6 +311,13 @@ def _operations(attention: str, spec: ModelSpec) -> Iterator[str]:
         yield "rotary positions"
 
 
+def _operations_of_training(spec: ModelSpec) -> Iterator[str]:
+    """Yield the operations whose kernels have work in training alone."""
+    if spec.positions.position_embedding != "rotary":
+        yield "queries, keys, values"
+    yield "cross-entropy"
+
+
 def _obstacle(work: Workload, launch: Launch) -> str | None:
     """Return why no Triton kernel runs here; None if they do.
 
@@ -371,7 +379,7 @@ def _unsupported_reason(operation: str, work: Workload) -> str | None:
             return norm_limit(dtype, spec.hidden_size)
         case "bias, dropout, residual":
             return dropout_limit(dtype, work.positions * spec.hidden_size)
-        case "rotary positions":
+        case "rotary positions" | "queries, keys, values":
             heads = spec.attention.num_attention_heads // work.tensor
             return rotary_limit(dtype, heads, spec.attention.head_dim)
         case "attention of decode steps":

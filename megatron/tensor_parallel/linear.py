@@ -96,6 +96,9 @@ class ColumnParallelLinear(nn.Module):
     defer_gradient: DeferGradient | None = None
     """Puts the product for a weight's gradient aside in backward; None: backward computes it."""
 
+    sums_bias = True
+    """Whether backward computes the gradient of the bias; if not, that is left to what reads y."""
+
     def __init__(
         self,
         in_features: int,
@@ -123,7 +126,9 @@ class ColumnParallelLinear(nn.Module):
             self.lora_A, self.lora_B = down, mark_sharded(up, 0, group)
 
     def forward(self, x: Tensor) -> Tensor:
-        bias = self.bias if self.adds_bias else None
+        bias: Tensor | None = self.bias if self.adds_bias else None
+        if bias is not None and not self.sums_bias:
+            bias = bias.detach()
         if not self.adapter:
             return self._base(x, bias)
         down = F.linear(F.dropout(x, self.adapter.dropout, self.training), self.lora_A)

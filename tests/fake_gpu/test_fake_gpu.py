@@ -96,6 +96,7 @@ def kernels_of_a_layer(steps, deeper):
 COMMON = {
     "norms._forward": 2,
     "attention": 1,
+    "heads._gather": 1,
     "bias_dropout_add._forward": 2,
     "norms._backward": 2,
     "bias_dropout_add._backward": 2,
@@ -107,7 +108,7 @@ def test_kernels_of_a_layer(steps):
     gpt, llama = (kernels_of_a_layer(steps, deeper) for deeper in DEEPER)
     assert gpt == COMMON | {"activations._gelu_forward": 1, "activations._gelu_backward": 1}
     glu = {"activations._glu_forward": 1, "activations._glu_backward": 1}
-    assert llama == COMMON | glu | {"rotary._split": 2}
+    assert llama == COMMON | glu | {"heads._split": 1}
 
 
 WITHOUT_LAUNCH = (

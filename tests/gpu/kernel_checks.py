@@ -286,34 +286,51 @@ def check_rotary(kernels, device, dtype, half):
         )
 
 
-def check_split_rotary(kernels, device, dtype, half):
-    """Turns the queries and keys of a fused product, and leaves values and the last features."""
+def check_split_heads(kernels, device, dtype, half):
+    """Turns the queries and keys of a fused product, and leaves values and the last features.
+
+    With a bias, which the product has already, and without; with positions and without.
+    """
     samples, groups, queries, positions, rest = 2, 2, 3, 5, 2
     width = 2 * half + rest
 
-    def exact(fused, angles):
+    def exact(fused, *more):
+        (bias, angles) = more if len(more) == 2 else (None, *more)
+        if bias is not None:
+            fused = fused + bias.view(fused.shape[2:])
         fused = fused.permute(1, 2, 3, 0, 4)  # [b, groups, heads of each, s, d]
-        first, second = fused[..., :half], fused[..., half : 2 * half]
-        cos, sin = (each.view(-1, 1, 1, positions, half) for each in (angles.cos(), angles.sin()))
-        turned = [first * cos - second * sin, second * cos + first * sin, fused[..., 2 * half :]]
-        turned = torch.cat(turned, -1)
+        turned = fused
+        if angles is not None:
+            first, second = fused[..., :half], fused[..., half : 2 * half]
+            cos, sin = (x.view(-1, 1, 1, positions, half) for x in (angles.cos(), angles.sin()))
+            turned = [first * cos - second * sin, second * cos + first * sin]
+            turned = torch.cat([*turned, fused[..., 2 * half :]], -1)
         return torch.cat([turned[:, :, :-1].flatten(1, 2), fused[:, :, -1]], 1)
 
-    def function(fused, angles):
-        query, key, value = kernels.split_rotary(fused, angles.cos(), angles.sin())
+    def function(fused, *more):
+        (bias, angles) = more if len(more) == 2 else (None, *more)
+        if bias is not None:
+            fused = fused + bias.detach().view(fused.shape[2:])
+        tables = None if angles is None else (angles.cos(), angles.sin())
+        query, key, value = kernels.split_heads(fused, bias, tables)
         heads = torch.cat([query.unflatten(1, (groups, queries)), key[:, :, None]], 2)
         return torch.cat([heads.flatten(1, 2), value], 1)
 
     generator = torch.Generator().manual_seed(2)
-    for shape in ((positions, half), (samples, 1, positions, half)):
-        compare(
-            function,
-            exact,
-            [(positions, samples, groups, queries + 2, width)],
-            device=device,
-            dtype=dtype,
-            fixed=[(6 * torch.rand(shape, generator=generator)).to(device)],
-        )
+    shape = (positions, samples, groups, queries + 2, width)
+    bias = (groups * (queries + 2) * width,)
+    for shapes in ([shape], [shape, bias]):
+        for of_angles in ((positions, half), (samples, 1, positions, half), None):
+            angles = None if of_angles is None else 6 * torch.rand(of_angles, generator=generator)
+            compare(
+                function,
+                exact,
+                shapes,
+                device=device,
+                dtype=dtype,
+                fixed=[None if angles is None else angles.to(device)],
+                floor=1.0,
+            )
 
 
 def exact_cross_entropy(logits, target):
@@ -481,7 +498,7 @@ BY_COLUMNS = [
     check_glu,
     check_bias_add,
     check_rotary,
-    check_split_rotary,
+    check_split_heads,
     check_cross_entropy,
     check_sliced_cross_entropy,
     check_padded_cross_entropy,

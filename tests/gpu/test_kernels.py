@@ -22,6 +22,7 @@ from kernel_checks import (
     check_layer_norm,
     check_rms_norm,
     check_sliced_cross_entropy,
+    check_split_heads,
 )
 from networks import gpt_steps
 from stages import engine_of, random_model
@@ -29,7 +30,7 @@ from tiny import GEMMA_2, GEMMA_3, LLAMA, tiny_spec
 from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
-from megatron.config.parallelism.kernels_plan import FLAGS
+from megatron.fused_kernels import registry
 from megatron.fused_kernels.reference.dispatch import REFERENCE
 from megatron.model.initialization import initialise
 from megatron.model.layers.layer_list import SequentialModel
@@ -102,7 +103,7 @@ def test_tiles_of_several_rows(monkeypatch):
     monkeypatch.setattr(launch, "_TILES", 2)
     monkeypatch.setattr(launch, "num_multiprocessors", lambda device: 1)
     check_dropout(TRITON, DEVICE, torch.float32)
-    for check in (check_bias_gelu, check_glu, check_bias_add):
+    for check in (check_bias_gelu, check_glu, check_bias_add, check_split_heads):
         check(TRITON, DEVICE, torch.float32, 129)
 
 
@@ -236,16 +237,14 @@ def test_trials_run_the_kernels_of_layers_and_keep_rng_states(monkeypatch, chang
     for name in names:
         monkeypatch.setattr(trial, name, record(name, getattr(trial, name)))
     spec = tiny_spec(**changes, head_dim=6)
-    missing = set() if changes is LLAMA else {"rotary positions"}
+    missing = {"queries, keys, values" if changes is LLAMA else "rotary positions"}
     state = torch.get_rng_state()
     for tensor in (1, 2):
         tried = trial.Trial(
             spec=spec, dtype=torch.float32, device=DEVICE, tensor=tensor, trains=trains
         )
-        for operation in {*FLAGS, "attention of decode steps"} - missing:
+        for operation in {*registry._FIELDS} - missing:
             trial.try_kernels(operation, tried)
     assert torch.equal(torch.get_rng_state(), state)
     assert {"add_norm", "scaled_causal_softmax", "scaled_masked_softmax"} < names
-    assert names - {*called} == (
-        {"bias_gelu"} if changes is LLAMA else {"glu", "rotary", "split_rotary"}
-    )
+    assert names - {*called} == ({"bias_gelu"} if changes is LLAMA else {"glu", "rotary"})

@@ -4,6 +4,9 @@ import os
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
+from dataclasses import replace
+from itertools import product
+
 import pytest
 import torch
 from networks import gpt_steps
@@ -20,6 +23,7 @@ from megatron.engine.deepspeed.recompute import (
     start_streams,
     stream_states,
 )
+from megatron.fused_kernels.reference.dispatch import REFERENCE
 from megatron.model.initialization import initialise
 from megatron.model.layers.layer_list import Recomputation, SequentialModel
 from megatron.model.layers.transformer_block import ParallelTransformerLayerPipe
@@ -87,10 +91,10 @@ def streams(groups, seed=5):
     return start_streams(groups, seed=seed, activation_checkpointing={})
 
 
-def model_of(group, rng, *, wrap=None, **changes):
+def model_of(group, rng, *, wrap=None, kernels=REFERENCE, **changes):
     spec = tiny_spec(init_std=0.3, **changes)
     model = SequentialModel(
-        gpt_steps(spec, group=group, rng=rng, mixed=False),
+        gpt_steps(spec, group=group, rng=rng, mixed=False, kernels=kernels),
         recomputation=wrap and Recomputation(every_one, wrap),
     )
     initialise(model, seed=1, std=spec.init_std, num_layers=spec.num_layers)
@@ -128,9 +132,10 @@ def logits_of_shards_are_those_of_the_whole(rank):
 
 
 def gradients_of_shards_are_those_of_the_whole(rank):
-    for changes in SPECS:
+    for changes, summed in product(SPECS, (False, True)):
         groups = groups_of(tensor=2)
-        shard = model_of(groups.tensor, OrdinaryStream(), **changes)
+        kernels = replace(REFERENCE, split_sums_bias=summed)
+        shard = model_of(groups.tensor, OrdinaryStream(), kernels=kernels, **changes)
         all_reduce_partial_gradients(shard.parameters())
         whole = whole_model_step(groups.tensor, **changes)
         given = batch()

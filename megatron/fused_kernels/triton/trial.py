@@ -12,8 +12,9 @@ from megatron.fused_kernels.triton.activations import bias_gelu, glu
 from megatron.fused_kernels.triton.bias_dropout_add import bias_dropout_add
 from megatron.fused_kernels.triton.cross_entropy import TRITON as CROSS_ENTROPY
 from megatron.fused_kernels.triton.decode_attention import decode_attention
+from megatron.fused_kernels.triton.heads import split_heads
 from megatron.fused_kernels.triton.norms import add_norm
-from megatron.fused_kernels.triton.rotary import rotary, split_rotary
+from megatron.fused_kernels.triton.rotary import rotary
 from megatron.fused_kernels.triton.softmax import scaled_causal_softmax, scaled_masked_softmax
 
 _ROWS = 16  # Triton compiles apart for sizes that 16 does not divide
@@ -104,13 +105,16 @@ def _bias_dropout_add(trial: Trial) -> list[Tensor]:
     return [bias_dropout_add(y, bias, residual, p, trial.trains)]
 
 
+def _heads(trial: Trial, tables: tuple[Tensor, Tensor] | None = None) -> list[Tensor]:
+    fused = trial.new(_ROWS, 1, trial.groups, trial.queries + 2, trial.spec.attention.head_dim)
+    bias = trial.new(fused[0].numel()) if trial.spec.attention.qkv_bias else None
+    return [*split_heads(fused * 1, bias, tables)]
+
+
 def _rotary(trial: Trial) -> list[Tensor]:
-    width = trial.spec.attention.head_dim
     angles = torch.zeros(_ROWS, trial.spec.positions.rotary_dim // 2, device=trial.device)
-    return [
-        *split_rotary(trial.new(_ROWS, 1, trial.groups, trial.queries + 2, width), angles, angles),
-        rotary(trial.new(1, trial.groups, _ROWS, width), angles, angles),
-    ]
+    x = trial.new(1, trial.groups, _ROWS, trial.spec.attention.head_dim)
+    return [*_heads(trial, (angles, angles)), rotary(x, angles, angles)]
 
 
 def _decode_attention(trial: Trial) -> list[Tensor]:
@@ -154,6 +158,7 @@ _CALLS: Mapping[str, Callable[[Trial], list[Tensor]]] = {
     "activation": _activation,
     "bias, dropout, residual": _bias_dropout_add,
     "rotary positions": _rotary,
+    "queries, keys, values": _heads,
     "attention of decode steps": _decode_attention,
     "cross-entropy": _cross_entropy,
 }

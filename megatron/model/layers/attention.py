@@ -93,13 +93,15 @@ class ParallelAttention(nn.Module):
         self.query_key_value = self.input_layer(
             attention.query_features + 2 * attention.key_features
         )
+        reads_product = self.ranks_per_group == 1 and not self.spec.norm.qk_layernorm
+        self.query_key_value.sums_bias = not (reads_product and self.kernels.split_sums_bias)
 
     def build_norms(self) -> None:
         """Build the norms of queries and keys."""
         norms = query_key_norms(self.spec, self.group, self.kernels)
         self.q_layernorm, self.k_layernorm = norms
 
-    def input_layer(self, features: int) -> nn.Module:
+    def input_layer(self, features: int) -> ColumnParallelLinear:
         """Build a column-parallel layer that projects its input to `features` of heads."""
         return ColumnParallelLinear(
             self.spec.hidden_size,
@@ -152,11 +154,13 @@ class ParallelAttention(nn.Module):
         Args:
             tables: of rotary positions; None for none.
         """
-        queries = self.queries_per_group
-        qkv = self._own_heads(self.query_key_value(x_sbh))
+        queries, product = self.queries_per_group, self.query_key_value
+        qkv = self._own_heads(product(x_sbh))
         qkv = qkv.unflatten(2, (self.local_groups, queries + 2, self.spec.attention.head_dim))
-        if tables and not self.spec.norm.qk_layernorm:
-            return self.kernels.split_rotary(qkv, *tables)
+        if not self.spec.norm.qk_layernorm:
+            # After the product, which releases its weights under ZeRO-3; reading gathers them again.
+            bias = None if product.sums_bias else product.bias
+            return self.kernels.split_heads(qkv, bias, tables)
         query, key, value = self.in_heads(*qkv.split([queries, 1, 1], dim=3))
         if tables:
             query, key = (self.kernels.rotary(x, *tables) for x in (query, key))

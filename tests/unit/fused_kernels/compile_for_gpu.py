@@ -117,9 +117,14 @@ def call_attention(dtype: torch.dtype) -> None:
         x = tensor(64, 2, heads, width, dtype=dtype).permute(1, 2, 0, 3)
         cos, sin = (torch.empty(2, 1, 64, width // 2) for _ in "cs")
         TRITON.rotary(x, cos, sin).sum().backward()
-        fused = tensor(64, 2, heads, 3, width, dtype=dtype)
-        query, key, value = TRITON.split_rotary(fused, cos, sin)
-        (query * key * value).sum().backward()
+        fused, bias = (
+            tensor(64, 2, heads, 3, width, dtype=dtype),
+            tensor(heads * 3 * width, dtype=dtype),
+        )
+        for tables in ((cos, sin), None):
+            for each in (bias, None):
+                query, key, value = TRITON.split_heads(fused, each, tables)
+                (query * key * value).sum().backward()
         call_decode_attention(heads, width, dtype)
     for keys in (2048, 16384):
         scores = tensor(1, 2, 16, keys, dtype=dtype)

@@ -6,6 +6,7 @@ of each kernel that ran.
 """
 
 import builtins
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -146,7 +147,10 @@ def check_cross_entropy(rows: int, columns: int) -> None:
 
 
 def check_rotary(positions: int) -> None:
-    """Queries and keys, by themselves and out of a fused product; 1024 features of a position."""
+    """Queries and keys, by themselves and out of a fused product; 1024 features of a position.
+
+    Its gradient is summed for a bias, or not.
+    """
     angles = torch.empty(1, 1, positions, 32), torch.empty(1, 1, positions, 32)
     for each in angles:
         each[:, :, ENDS] = torch.rand(2, 32)
@@ -156,14 +160,17 @@ def check_rotary(positions: int) -> None:
             x.view(1, -1, 16, 64).transpose(1, 2), cos, sin
         ).permute(2, 0, 1, 3)
 
-    def split(kernels):
-        return lambda x, cos, sin: tuple(
+    def split(kernels, bias=None, turns=True):
+        return lambda x, *tables: tuple(
             part.permute(2, 0, 1, 3)
-            for part in kernels.split_rotary(x.view(-1, 1, 4, 4, 64), cos, sin)
+            for part in kernels.split_heads(
+                x.view(-1, 1, 4, 4, 64), bias, tables if turns else None
+            )
         )
 
     few = tuple(each[:, :, ENDS] for each in angles)
-    for call in (turn, split):
+    summed = partial(split, bias=tensor(1024))
+    for call in (turn, split, summed, partial(summed, turns=False)):
         kernel, reference = call(TRITON), call(REFERENCE)
         check(
             lambda x, k=kernel: k(x, *angles),

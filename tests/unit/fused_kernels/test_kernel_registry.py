@@ -153,7 +153,8 @@ def test_nothing_is_launched_where_triton_is_not_wanted(packages):
     launch.assert_not_called()
     chosen("--no-layer-norm-fusion", launch=launch)
     tried = [operation for _, operation in (call.args for call in launch.call_args_list)]
-    assert tried == [None, "activation", "bias, dropout, residual", "cross-entropy"]
+    others = ["activation", "bias, dropout, residual", "queries, keys, values", "cross-entropy"]
+    assert tried == [None, *others]
 
 
 def test_a_kernel_that_fails_leaves_its_operation_to_the_reference(packages, caplog):
@@ -211,6 +212,7 @@ def test_apex_has_the_norms_and_triton_the_rest(packages):
         "norm": "apex",
         "activation": "Triton",
         "bias, dropout, residual": "Triton",
+        "queries, keys, values": "Triton",
         "cross-entropy": "Triton",
     }
 
