@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Time to the first token with a cached prefix, and speed of text that repeats itself with drafts.
+"""Cached tokens: time to the first token, choices of a question, and text that repeats itself with drafts.
 
 One network of random weights, greedy, one sequence at a time; engines with and without take turns in one
 process. Seconds are those of the CPU. The last line is the result as JSON.
@@ -26,6 +26,7 @@ from megatron.inference.engine.continuous_batching import InferenceEngine
 from megatron.inference.engine.model_runner import ModelRunner
 from megatron.inference.engine.sampling import SamplingParams
 from megatron.inference.engine.sequence import Request
+from megatron.inference.evaluation.scoring import Window, score_windows
 from megatron.inference.loading.loaded_model import lone_groups
 from megatron.model.gpt import gpt_layers
 from megatron.model.initialization import initialise
@@ -62,6 +63,14 @@ def main(argv: Sequence[str]) -> None:
             took_s, _ = timed(engine, request_of((*shared, *rest), 1))
             if turn:  # the first turn warms up, and caches the prefix
                 found.setdefault(f"{name}, ms to the first token", []).append(1e3 * took_s)
+    for turn in range(args.rounds):
+        for name, contexts in (("4 contexts", 4), ("1 context", 1)):
+            firsts = [draw.randrange(args.vocab) for _ in range(contexts)] * (4 // contexts)
+            windows = [Window((first, *shared, 1, 2, turn, i), 4) for i, first in enumerate(firsts)]
+            start = time.process_time()
+            score_windows(runner, windows, [range(4)])
+            key = f"4 choices of {name}, ms"
+            found.setdefault(key, []).append(1e3 * (time.process_time() - start))
     for name, count in (("plain", 0), (f"{args.drafts} drafts", args.drafts)):
         engine = InferenceEngine(runner, rows=4, prefix_caching=False, draft_tokens=count)
         for label, sampling in (

@@ -14,7 +14,7 @@ from megatron.tensor_parallel.object_collectives import all_gather_objects, broa
 from megatron.tokenizer.types.tokenizer import Tokenizer
 
 _BATCHES = 32
-"""Batches of each replica in one chunk of work, in which windows are sorted by length."""
+"""Batches of each replica in one chunk of work, in which windows are sorted."""
 
 _Work = Sequence[Window] | Sequence[Request]
 
@@ -88,7 +88,7 @@ class DistributedEvaluator:
         Communication: one all-reduce of [n, 2] over all ranks: for each window, one rank has the
         score and the other ranks zeros.
         """
-        order = sorted(range(len(windows)), key=lambda index: -len(windows[index].tokens))
+        order = sorted(range(len(windows)), key=lambda index: _by_context(windows[index]))
         batches = [order[i : i + self.rows] for i in range(0, len(order), self.rows)]
 
         def of_this_replica() -> Iterator[Sequence[int]]:
@@ -134,3 +134,9 @@ class DistributedEvaluator:
             by_replica[index % self.replicas][index // self.replicas]
             for index in range(len(requests))
         ]
+
+
+def _by_context(window: Window) -> tuple[int, tuple[int, ...]]:
+    """Return a key that sorts windows by length, those with one context side by side."""
+    context = window.tokens[: -window.num_targets]
+    return -len(context), context

@@ -98,20 +98,9 @@ def score_windows(
     found_n2 = torch.zeros(len(windows), 2, dtype=torch.float64, device=runner.device)
     for batch in batches:
         batch_windows = [windows[index] for index in batch]
-        ends = [len(window.tokens) - 1 for window in batch_windows]
-        features_bsh = runner.prefill(
-            [window.tokens[:-1] for window in batch_windows],
-            # The context is the prompt of a prefix language model.
-            [end + 1 - window.num_targets for end, window in zip(ends, batch_windows, strict=True)],
-        )
+        features = _features(runner, batch_windows)
         if not runner.has_logits:
             continue
-        features = torch.cat(
-            [
-                features_bsh[row, end - window.num_targets : end]
-                for row, (end, window) in enumerate(zip(ends, batch_windows, strict=True))
-            ]
-        )
         targets = [
             token for window in batch_windows for token in window.tokens[-window.num_targets :]
         ]
@@ -122,3 +111,34 @@ def score_windows(
         if runner.groups.tensor_rank == 0:
             found_n2[list(batch)] = torch.stack([part.sum(0) for part in by_window])
     return found_n2
+
+
+def _features(runner: ModelRunner, windows: Sequence[Window]) -> Tensor:
+    """Return the hidden states before the targets of each window; a context of several is run once.
+
+    Shapes: returns [n, h], n the number of targets.
+    """
+    # The last token of a context is run with the targets, of which it predicts the first.
+    contexts = [window.tokens[: -window.num_targets - 1] for window in windows]
+    distinct = [*dict.fromkeys(contexts)]
+    if runner.states and not runner.no_extension and all(distinct) and len(distinct) < len(windows):
+        runner.prefill(distinct, [*map(len, distinct)])
+        rows = [distinct.index(context) for context in contexts]
+        runner.states.reorder(rows, max(map(len, distinct)))
+        starts = [*map(len, contexts)]
+        pairs = zip(windows, starts, strict=True)
+        features_bsh = runner.extend([one.tokens[start:-1] for one, start in pairs], starts)
+        firsts = [0] * len(windows)
+    else:
+        features_bsh = runner.prefill(
+            [window.tokens[:-1] for window in windows],
+            # The context is the prompt of a prefix language model.
+            [len(context) + 1 for context in contexts],
+        )
+        firsts = [*map(len, contexts)]
+    return torch.cat(
+        [
+            features_bsh[row, first : first + window.num_targets]
+            for row, (first, window) in enumerate(zip(firsts, windows, strict=True))
+        ]
+    )
