@@ -1,25 +1,23 @@
-"""SQuAD: reader, windows, answers and scores follow BERT's code and the official evaluation."""
+"""SQuAD: windows and answers follow BERT's code."""
 
 import json
-import math
-import random
-import re
 
 import numpy as np
 import pytest
 from problems import problem
+from squad_files import asked, entry, squad_file
 from tiny import tiny_config
 
 from megatron.common.errors import WrongDataError
 from megatron.config.plan.validation import validate
-from megatron.extensions.tasks.data.squad import Question, SquadDataset, WindowSpec, read_squad
+from megatron.extensions.tasks.data.squad import SquadDataset, WindowSpec
 from megatron.extensions.tasks.data.squad_answers import (
     AnswerSpec,
     original_text,
     predict,
     write_predictions,
 )
-from megatron.extensions.tasks.data.squad_scores import answer_f1, exact_match, squad_scores
+from megatron.extensions.tasks.data.squad_scores import answer_f1, exact_match
 from megatron.extensions.tasks.data.task import Predicted
 from megatron.extensions.tasks.data.text_flags import TextTaskPlan
 from megatron.extensions.tasks.data.text_tasks import AnswerTask
@@ -33,145 +31,6 @@ ID = {word: i for i, word in enumerate(WORDS)}
 def tokenizer(tmp_path):
     (tmp_path / "vocabulary").write_text("\n".join(WORDS))
     return WordPieceTokenizer(tmp_path / "vocabulary", lower_case=True)
-
-
-def squad_file(path, *entries, context="a b c d", indent=None):
-    paragraphs = [{"context": context, "qas": [*entries]}]
-    path.write_text(json.dumps({"data": [{"title": "t", "paragraphs": paragraphs}]}, indent=indent))
-    return path
-
-
-def entry(text="b c", start=2, uid="q1", question="e f", **others):
-    answers = [{"text": text, "answer_start": start}] if text is not None else []
-    return {"id": uid, "question": question, "answers": answers} | others
-
-
-def test_questions_are_read(tmp_path):
-    file = squad_file(
-        tmp_path / "train.json",
-        entry(),
-        entry(uid="q2", text=None, is_impossible=True),
-        entry(uid="q3", text="B  C", start=0, context="", is_impossible=False),
-    )
-    first, second, third = read_squad(file, is_training=False, version_2=True)
-    assert first == Question("q1", "e f", "a b c d", ("b c",), 2)
-    assert second == Question("q2", "e f", "a b c d", is_impossible=True)
-    assert third.answers == ("B  C",)
-    (only,) = read_squad(squad_file(tmp_path / "one.json", entry()), is_training=True)
-    assert only.answer_start == 2
-
-
-def test_answers_to_compare_with_need_no_position(tmp_path):
-    file = squad_file(tmp_path / "dev.json", entry(start=9), entry(uid="q2"))
-    data = json.loads(file.read_text())
-    del data["data"][0]["paragraphs"][0]["qas"][1]["answers"][0]["answer_start"]
-    file.write_text(json.dumps(data))
-    questions = read_squad(file, is_training=False)
-    assert [question.answers for question in questions] == [("b c",)] * 2
-    assert [question.answer_start for question in questions] == [None, None]
-
-
-@pytest.mark.parametrize(
-    ("wrong", "words"),
-    [
-        (entry(is_impossible="False"), "is_impossible … 'False' … true or false"),
-        (entry(text=None), "no answer … --version-2-with-negative"),
-        (entry(question=" "), "question is empty"),
-        (entry(question=3), "question is empty"),
-        (entry(answers=[{"text": "b"}]), "answers … text … answer_start"),
-        (entry(answers=["b"]), "answers … text … answer_start"),
-        (entry(uid=""), "id is missing"),
-    ],
-)
-def test_a_wrong_question_is_named_with_its_place(tmp_path, wrong, words):
-    file = squad_file(tmp_path / "train.json", entry(uid="q0"), wrong, indent=1)
-    with problem(words, WrongDataError) as error:
-        read_squad(file, is_training=True)
-    uid = wrong["id"]
-    line = file.read_text().split(f'"{uid}"')[0].count("\n") + 1
-    place = f"line {line}, article 1 ('t'), paragraph 1, question '{uid}': "
-    assert str(error.value).startswith(f"{file}, {place}")
-
-
-@pytest.mark.parametrize(
-    ("wrong", "problem"),
-    [
-        (entry(start=4), "the answer 'b c' is not in the context at 4: 'c d'"),
-        (entry(start=40), "not in the context at 40"),
-        (entry(start=-3), "not in the context at -3"),
-        (entry(text=" "), "the answer ' ' is not in the context"),
-    ],
-)
-def test_a_misplaced_answer_is_skipped_and_counted(tmp_path, caplog, wrong, problem):
-    file = squad_file(tmp_path / "train.json", entry(uid="q0"), wrong, indent=1)
-    (only,) = read_squad(file, is_training=True)
-    assert only.uid == "q0"
-    place = r"1 questions skipped, .*line \d+, article 1 \('t'\), paragraph 1, question 'q1': .*"
-    assert re.search(place + re.escape(problem), caplog.text)
-    assert len(read_squad(file, is_training=False)) == 2
-
-
-@pytest.mark.parametrize(
-    ("right", "wrong", "is_read"), [(18, 2, True), (17, 2, False), (0, 1, False)]
-)
-def test_more_than_a_tenth_of_misplaced_answers_are_refused(tmp_path, right, wrong, is_read):
-    entries = [entry(uid=f"q{i}", start=2 if i < right else 4) for i in range(right + wrong)]
-    file = squad_file(tmp_path / "train.json", *entries)
-    if is_read:
-        assert len(read_squad(file, is_training=True)) == right
-        return
-    with problem(f"{wrong} of {right + wrong} … 10% … 'q{right}'", WrongDataError):
-        read_squad(file, is_training=True)
-
-
-def test_the_first_answer_that_is_at_its_position_is_learned(tmp_path):
-    answers = [{"text": "B C", "answer_start": 2}, {"text": "c d", "answer_start": 4}]
-    file = squad_file(tmp_path / "train.json", entry() | {"answers": answers})
-    (question,) = read_squad(file, is_training=True)
-    assert (question.answers, question.answer_start) == (("c d", "B C"), 4)
-
-
-@pytest.mark.parametrize("is_training", [True, False])
-def test_an_id_may_be_used_once(tmp_path, is_training):
-    file = squad_file(tmp_path / "dev.json", entry(), entry())  # in one line
-    with problem("article 1 … paragraph 1 … 'q1' … twice", WrongDataError):
-        read_squad(file, is_training=is_training)
-
-
-def test_a_wrong_file_is_named(tmp_path):
-    file = tmp_path / "train.json"
-    for content, words in [
-        ('{"data": [', "line 1 … JSON"),
-        ("[]", "'data' is missing … SQuAD"),
-        ('{"data": 3}', "'data' … list"),
-        ('{"data": [{"title": "A"}]}', "article 1 ('A') … 'paragraphs' is missing"),
-        (
-            '{"data": [{"paragraphs": [{"context": "a", "qas": []}, {"qas": [{"id": 1}]}]}]}',
-            "article 1, paragraph 2 … 'context'",
-        ),
-        ('{"data": [{"paragraphs": [{"context": "a"}]}]}', "paragraph 1 … 'qas'"),
-        ('{"data": []}', "no question"),
-    ]:
-        file.write_text(content)
-        with problem(words, WrongDataError) as error:
-            read_squad(file, is_training=True)
-        assert str(file) in str(error.value)
-    with problem("did you mean … train.json", WrongDataError):
-        read_squad(tmp_path / "trian.json", is_training=True)
-    with problem("context is empty", WrongDataError):
-        read_squad(squad_file(file, entry(), context=" \n"), is_training=True)
-
-
-def test_white_space_between_the_words_of_an_answer_does_not_matter(tmp_path):
-    file = squad_file(tmp_path / "train.json", entry(text="b  c"), context="a b\t\nc d")
-    (question,) = read_squad(file, is_training=True)
-    assert question.answer_start == 2
-
-
-def asked(context, answer=None, text="g h", uid="q"):
-    if answer is None:
-        return Question(uid, text, context)
-    return Question(uid, text, context, (answer,), context.index(answer))
 
 
 def dataset_of(questions, tokenizer, *, seq_length=12, doc_stride=3, max_query_length=2):
@@ -413,99 +272,6 @@ def test_prediction_files(tmp_path, tokenizer):
     assert nemo == {"q1": ["g h", "a"], "q2": ["g h", "C"]}
     keys = {"question", "text", "probability", "start_logit", "end_logit"}
     assert set(n_best["q2"][0]) == keys and n_best["q2"][0]["text"] == "C"
-
-
-@pytest.mark.parametrize(
-    ("prediction", "gold", "exact", "f1"),
-    [
-        ("The Cat's hat!", "cats hat", 1, 1),
-        ("a red red car", "red car", 0, 0.8),
-        ("", "the", 1, 1),
-        ("an", "apple", 0, 0),
-        ("U.S.", "US", 1, 1),
-        ("in 1999", "1999", 0, 2 / 3),
-        ("A-B", "a b", 0, 0),
-        ("\u201cthe\u201d x", "\u201c \u201d x", 1, 1),
-    ],
-)
-def test_exact_match_and_f1(prediction, gold, exact, f1):
-    assert exact_match(prediction, [gold]) == exact
-    assert answer_f1(prediction, [gold]) == pytest.approx(f1, abs=1e-12)
-
-
-def words_of(text):
-    """Normalize a text letter by letter."""
-    return "".join(c for c in text.lower() if c.isalnum() or c.isspace()).split()
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_scores_equal_a_second_implementation(seed):
-    rng = np.random.default_rng(seed)
-    words = ["a", "The", "an", "x", "X.", "y", "!", "z-z", "zz", "1,000"]
-    prediction, *answers = (" ".join(rng.choice(words, rng.integers(0, 5))) for _ in range(4))
-
-    def bag(text):
-        return [w for w in words_of(text) if w not in ("a", "an", "the")]
-
-    best, is_exact, guessed = 0, False, bag(prediction)
-    for right in [each for each in map(bag, answers) if each] or [[]]:
-        rest, same = [*right], 0
-        for word in guessed:
-            if word in rest:
-                rest.remove(word)
-                same += 1
-        total = len(guessed) + len(right)
-        best = max(best, 2 * same / total if total else 1)
-        is_exact |= guessed == right
-    assert exact_match(prediction, answers) == is_exact
-    assert answer_f1(prediction, answers) == pytest.approx(best, abs=1e-12)
-
-
-def test_the_best_answer_counts():
-    assert exact_match("b", ["a x", "b", "the"]) == 1
-    assert exact_match("", ["b", "the"]) == 0
-    assert answer_f1("x y", ["x", "z", "y x y"]) == pytest.approx(0.8)
-
-
-def test_scores_of_a_file():
-    questions = [
-        asked("red car", "red car", uid="1"),
-        asked("x", uid="2"),
-        asked("x", uid="3"),
-        asked("blue", "blue", uid="4"),
-    ]
-    predictions = {"1": "a red red car", "2": "", "3": "x", "4": ""}
-    scores = squad_scores(predictions, questions)
-    assert scores == pytest.approx(
-        {
-            **{"exact": 25, "f1": 45, "total": 4},
-            **{"HasAns_exact": 0, "HasAns_f1": 40, "HasAns_total": 2},
-            **{"NoAns_exact": 50, "NoAns_f1": 50, "NoAns_total": 2},
-        }
-    )
-    best = squad_scores(predictions, questions, null_odds={"1": -3, "2": 0, "3": 2, "4": 1})
-    assert best["best_exact"] == 50 and best["best_exact_thresh"] == 0
-    assert best["best_f1"] == pytest.approx(70) and best["best_f1_thresh"] == -3
-    with problem("1 questions … prediction … '4'", ValueError):
-        squad_scores({"1": "", "2": "", "3": ""}, questions)
-
-
-@pytest.mark.parametrize("seed", range(10))
-@pytest.mark.parametrize("name", ["exact", "f1"])
-def test_the_best_threshold_is_that_of_a_search(seed, name):
-    draw = random.Random(seed)
-    questions = [
-        asked("red car", "red car" if draw.random() < 0.6 else None, uid=str(i)) for i in range(9)
-    ]
-    answers = {q.uid: draw.choice(["", "red car", "a red van"]) for q in questions}
-    odds = {q.uid: draw.gauss(0, 1) for q in questions}
-
-    def score(threshold):
-        kept = {uid: "" if odds[uid] > threshold else text for uid, text in answers.items()}
-        return squad_scores(kept, questions)[name]
-
-    found = squad_scores(answers, questions, null_odds=odds)
-    assert found[f"best_{name}"] == pytest.approx(max(map(score, [-math.inf, *odds.values()])))
 
 
 def answer_set(folder, span, tokenizer, version_2=False):
