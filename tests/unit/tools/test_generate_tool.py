@@ -77,6 +77,21 @@ def test_every_line_of_a_file_is_continued(generate, trained, tmp_path):
         assert len(record["prompt_logprobs"]) == len(record["prompt_tokens"]) - 1
 
 
+def test_options_of_the_engine_change_no_text(generate, trained, capsys):
+    line = "1 2 3 1 2 3 1 2"
+    generate(
+        *("--prompt", line, "--greedy", "--prompt-lookup-num-tokens", "3"),
+        *("--max-num-batched-tokens", "3", "--no-prefix-caching"),
+    )
+    written = capsys.readouterr().out
+    assert f"Megatron-LM:\n{expected_text(trained, line)}\n" in written
+    assert "| draft tokens: " in written
+    with problem("--prompt-lookup-num-tokens 3 … recomputed"):
+        generate("--prompt", line, "--prompt-lookup-num-tokens", "3", "--recompute")
+    with problem("--beam-width … --prompt-lookup-num-tokens"):
+        generate("--prompt", line, "--prompt-lookup-num-tokens", "3", "--beam-width", "2")
+
+
 def test_a_prompt_goes_to_the_terminal(generate, trained, capsys):
     prompt, text = next(
         (prompt, text)
