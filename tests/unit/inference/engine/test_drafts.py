@@ -8,8 +8,10 @@ from stages import completed, engine_of, random_model
 from test_continuous_batching import Numbers, request_of
 from test_decode_graphs import SAMPLINGS
 from test_prefix_cache import NAMES, computed_tokens, long_spec, require_equal
+from test_prefix_cache import requests_of as sharing_requests
 
 from megatron.inference.engine.drafts import NgramIndex, accepted_tokens
+from megatron.inference.engine.prefix_cache import PrefixCache
 from megatron.inference.engine.sampling import SamplingParams, TokenLogprob
 
 
@@ -113,3 +115,40 @@ def test_drafts_need_a_cache_that_any_prefix_of_can_be_used(group):
     for options in ({"recompute": True}, {"sees_prefix": True}):
         with problem("--prompt-lookup-num-tokens 2"):
             engine_of(model, spec, draft_tokens=2, **options)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_sequences_that_come_and_go_at_random(group, seed, monkeypatch):
+    """With all options of the engine: requests are added and cancelled between any steps."""
+    monkeypatch.setattr(PrefixCache, "least_tokens", 3)
+    draw = random.Random(seed)
+    spec = long_spec(draw.choice(NAMES))
+    model = random_model(group, spec)
+    requests = [*sharing_requests(draw), *requests_of(draw)]
+    plain = engine_of(model, spec, tokenizer=Numbers(), prefix_caching=False)
+    expected = completed(plain, *requests)
+    engine = engine_of(
+        model,
+        spec,
+        rows=draw.randint(1, 6),
+        tokenizer=Numbers(),
+        batched_tokens=draw.randint(1, 12),
+        draft_tokens=draw.choice([0, 2, 5]),
+        key_rounding=draw.choice([1, 4, 8]),
+    )
+    tokens, numbers, cancelled = {}, {}, set()
+    left = draw.sample(range(len(requests)), len(requests))
+    while left or engine.is_busy:
+        while left and draw.random() < 0.4:
+            index = left.pop()
+            numbers[engine.add(requests[index])] = index
+        if numbers and draw.random() < 0.07:
+            number = draw.choice([*numbers])
+            cancelled.add(number)
+            engine.cancel(number)
+        for event in engine.step():
+            found = tokens.setdefault(event.request_id, [])
+            found += [event.new_token.token] if event.new_token else []
+    for number, index in numbers.items():
+        found, wanted = tokens[number], expected[index].tokens
+        assert tuple(found) == wanted[: len(found) if number in cancelled else None]
