@@ -12,6 +12,8 @@ from megatron.config.network.model_resolution import position_of, stretched
 from megatron.config.parsing.declaration import flags_of, range_problems
 
 _SWITCH = "--multi-latent-attention"
+_OF_YARN = ("--rotary-scaling-factor", "--mscale", "--mscale-all-dim")
+"""Flags that --position-embedding-type yarn has too."""
 
 
 def latent_problems(start: Start) -> Iterator[str]:
@@ -20,6 +22,8 @@ def latent_problems(start: Start) -> Iterator[str]:
     latent = [flag for flag in flags_of(LatentConfig) if flag.name != "multi_latent_attention"]
     if not model.multi_latent_attention:
         given = {flag.options[0]: getattr(model, flag.name) != flag.default for flag in latent}
+        if model.position_embedding_type == "yarn":
+            given |= dict.fromkeys(_OF_YARN, False)
         yield from flag_problems(given, f"needs {_SWITCH}")
         return
     yield from range_problems(model, *(flag.name for flag in latent))

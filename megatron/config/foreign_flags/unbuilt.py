@@ -78,11 +78,12 @@ NETWORK_FLAGS = (
         moe-use-situ-glu situ-glu-beta1 situ-glu-beta2""",
     ),
     *refused(
-        "write --use-rope-scaling --rope-scaling-type yarn, and --rope-beta-fast, --rope-beta-slow "
-        "and --rope-original-max-position-embeddings",
-        """yarn-original-max-position-embeddings yarn-beta-fast yarn-beta-slow
-        yarn-correction-range-round-to-int no-yarn-correction-range-round-to-int
-        original-max-position-embeddings""",
+        "write --rope-original-max-position-embeddings, and --rotary-scaling-factor",
+        "original-max-position-embeddings",
+    ),
+    *accepted(
+        "bounds are rounded unless --no-rope-truncation is given",
+        "yarn-correction-range-round-to-int",
     ),
     *refused(
         "maximal update parametrization is not built; choose --lr and --init-method-std yourself, "

@@ -39,7 +39,6 @@ _TABLES: Mapping[str, Mapping[str, str]] = {
     },
     "position-embedding-type": {
         "mrope": "text has positions in one dimension; write --position-embedding-type rope",
-        "yarn": "write --position-embedding-type rope --use-rope-scaling --rope-scaling-type yarn",
         "learnable learned": "write --position-embedding-type learned_absolute",
     },
     "dataloader-type": {"external batch": _DATA},

@@ -50,16 +50,16 @@ class LatentConfig:
     (default: yarn, which is plain at a factor of 1)."""
 
     rotary_scaling_factor: float = setting(1.0, at_least=1, matters=False)
-    """Factor by which YaRN stretches wavelengths in latent attention: Megatron-LM's spelling of
-    --use-rope-scaling --rope-scaling-type yarn --rope-scaling-factor, for networks trained with
-    4096 tokens (--rope-original-max-position-embeddings)."""
+    """Factor by which YaRN stretches wavelengths in latent attention, for networks trained with 4096
+    tokens, and with --position-embedding-type yarn: Megatron-LM's spelling of --use-rope-scaling
+    --rope-scaling-type yarn --rope-scaling-factor."""
 
     mscale: float = setting(1.0, at_least=0, matters=False)
-    """Multiplies rotated queries and keys of latent attention with YaRN by
+    """With --rotary-scaling-factor, multiplies rotated queries and keys by
     (0.1 mscale ln(factor) + 1) / (0.1 mscale_all_dim ln(factor) + 1)."""
 
     mscale_all_dim: float = setting(0.0, at_least=0, matters=False)
-    """Multiplies attention scores of latent attention with YaRN by
+    """See --mscale. In latent attention with YaRN, also multiplies attention scores by
     (0.1 mscale_all_dim ln(factor) + 1) squared."""
 
 

@@ -86,11 +86,13 @@ class ModelConfig(LatentConfig):
     does."""
 
     position_embedding_type: (
-        Literal["learned_absolute", "absolute", "relative", "rotary", "rope", "alibi", "none"]
+        Literal[
+            "learned_absolute", "absolute", "relative", "rotary", "rope", "yarn", "alibi", "none"
+        ]
         | None
     ) = setting(None, names=POSITION_EMBEDDINGS, plan="model.position_embedding")
     """Position embedding: a learned table (learned_absolute or absolute, the default), rotary (rotary
-    or rope), a penalty on distance (alibi), a learned bias for each bucket of distances (relative,
+    or rope; yarn: with YaRN by --rotary-scaling-factor), a penalty on distance (alibi), a learned bias for each bucket of distances (relative,
     in encoder-decoder networks), or none."""
 
     use_rotary_position_embeddings: bool = False
@@ -149,16 +151,23 @@ class ModelConfig(LatentConfig):
     )
     """Factor by which --use-rope-scaling stretches wavelengths."""
 
-    rope_low_freq_factor: float | None = setting(None, above=0, older=("--rope-beta-slow",))
+    rope_low_freq_factor: float | None = setting(
+        None, above=0, older=("--rope-beta-slow", "--yarn-beta-slow")
+    )
     """Wavelengths with at most this many rotations in the original length are scaled in full
     (default: 1)."""
 
-    rope_high_freq_factor: float | None = setting(None, above=0, older=("--rope-beta-fast",))
+    rope_high_freq_factor: float | None = setting(
+        None, above=0, older=("--rope-beta-fast", "--yarn-beta-fast")
+    )
     """Wavelengths with at least this many rotations in the original length are not scaled (default:
     4; 32 with YaRN)."""
 
     rope_original_max_position_embeddings: int | None = setting(
-        None, above=0, plan="model.rope_original_length"
+        None,
+        above=0,
+        older=("--yarn-original-max-position-embeddings",),
+        plan="model.rope_original_length",
     )
     """Sequence length of the training before RoPE scaling (default: 8192 for Llama 3.1's; required
     for the others)."""
@@ -167,7 +176,9 @@ class ModelConfig(LatentConfig):
     """Factor of rotated queries and keys with YaRN (default: 0.1 ln(factor) + 1) and LongRoPE
     (default: sqrt(1 + ln(factor) / ln(original length)))."""
 
-    rope_truncation: bool = setting(True, plan="model.rope_truncation")
+    rope_truncation: bool = setting(
+        True, older=("--no-yarn-correction-range-round-to-int",), plan="model.rope_truncation"
+    )
     """Do not round the bounds of YaRN's correction range to integer dimensions."""
 
     normalization: str = setting("LayerNorm", names=NORMS, megatron_lm=True)

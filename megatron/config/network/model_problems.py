@@ -184,7 +184,7 @@ def _position_problems(model: ModelConfig) -> Iterator[str]:
             f"--max-position-embeddings {positions} is less than --seq-length {model.seq_length}; "
             "every position needs a row"
         )
-    if model.use_rotary_position_embeddings and kind not in (None, "rotary", "rope"):
+    if model.use_rotary_position_embeddings and kind not in (None, "rotary", "rope", "yarn"):
         yield (
             f"--use-rotary-position-embeddings and --position-embedding-type {kind} contradict "
             "each other: give one of them"
@@ -244,8 +244,9 @@ def _stretching_problems(model: ModelConfig) -> Iterator[str]:
 def _length_problems(model: ModelConfig) -> Iterator[str]:
     rule, length = model.rope_scaling_type, model.rope_original_max_position_embeddings
     if model.rope_scaling_factor <= 1:
+        factor = "rotary" if model.position_embedding_type == "yarn" else "rope"
         yield (
-            f"--rope-scaling-factor {model.rope_scaling_factor} must be more than 1 with "
+            f"--{factor}-scaling-factor {model.rope_scaling_factor} must be more than 1 with "
             f"--rope-scaling-type {rule}"
         )
     positions = model.max_position_embeddings or model.seq_length
@@ -274,6 +275,17 @@ def _length_problems(model: ModelConfig) -> Iterator[str]:
 
 def _rotary_problems(model: ModelConfig) -> Iterator[str]:
     yield from range_problems(model, *_ROTARY)
+    if model.position_embedding_type == "yarn":
+        others = {
+            "--multi-latent-attention": model.multi_latent_attention,
+            "--use-rope-scaling": model.use_rope_scaling,
+            f"--rope-scaling-factor {model.rope_scaling_factor:g}": model.rope_scaling_factor
+            != ModelConfig.rope_scaling_factor,
+            # Megatron-LM turns all features then, whatever the flag says.
+            f"--rotary-percent {model.rotary_percent:g}": model.rotary_percent != 1,
+        }
+        reason = "does not go with --position-embedding-type yarn: write rope there"
+        yield from flag_problems(others, reason)
     try:
         unrotated_layers(model.no_rope_freq, model.num_layers)
     except ValueError as error:

@@ -82,7 +82,8 @@ def query_scalar_of(model: ModelConfig) -> float | None:
     YaRN multiplies both sides of each score by a scale in latent attention.
     """
     given, positions = model.query_pre_attn_scalar, stretched(model)
-    if not positions.use_rope_scaling or positions.rope_scaling_type != "yarn":
+    has_yarn = positions.use_rope_scaling and positions.rope_scaling_type == "yarn"
+    if not (has_yarn and model.multi_latent_attention):
         return given
     scale = yarn_scale(positions.rope_scaling_factor, model.mscale_all_dim)
     return given if scale == 1 else (given or head_dim_of(model)) / scale**4
@@ -160,9 +161,10 @@ def _stretching(model: ModelConfig) -> dict[str, Any]:
 
 
 def stretched(model: ModelConfig) -> ModelConfig:
-    """Return the flags with --rotary-scaling-factor of latent attention spelled out."""
-    factor = model.rotary_scaling_factor
-    if not model.multi_latent_attention or model.rope_type == "rope" or factor <= 1:
+    """Return the flags with Megatron-LM's --rotary-scaling-factor spelled out."""
+    factor, is_latent = model.rotary_scaling_factor, model.multi_latent_attention
+    scales_latents = is_latent and model.rope_type != "rope" and factor > 1
+    if not scales_latents and model.position_embedding_type != "yarn":
         return model
     return replace(
         model,
@@ -170,7 +172,7 @@ def stretched(model: ModelConfig) -> ModelConfig:
         rope_scaling_type="yarn",
         rope_scaling_factor=factor,
         rope_original_max_position_embeddings=model.rope_original_max_position_embeddings
-        or TRAINED_LENGTH,
+        or (TRAINED_LENGTH if is_latent else None),
     )
 
 
@@ -210,7 +212,7 @@ def num_query_groups_of(model: ModelConfig) -> int:
 def position_of(model: ModelConfig) -> str:
     """Return the kind of position embedding."""
     match model.position_embedding_type:
-        case "rotary" | "rope":
+        case "rotary" | "rope" | "yarn":
             return "rotary"
         case "alibi" | "none" | "relative" as other:
             return other
