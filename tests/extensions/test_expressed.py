@@ -10,7 +10,7 @@ from tiny import tiny_spec, with_changes
 from megatron.checkpointing.expressed import not_expressed, plain_values
 from megatron.checkpointing.hugging_face.families.family import Family
 from megatron.checkpointing.hugging_face.families.registry import all_families
-from megatron.checkpointing.megatron_lm import megatron_files
+from megatron.checkpointing.megatron_lm import written_arguments
 from megatron.checkpointing.megatron_lm.networks import form_of
 from megatron.common.errors import WrongCheckpointError
 from megatron.common.registry import EXPORTERS
@@ -55,7 +55,7 @@ def refused(problems: Any, name: str) -> bool:
 
 
 def of_megatron(spec: ModelSpec) -> list[str]:
-    allowed = megatron_files._expressed(spec)
+    allowed = written_arguments._expressed(spec)
     return [name for name, *_ in not_expressed(spec, allowed)]
 
 
@@ -219,7 +219,7 @@ def test_what_other_files_lack_is_refused_by_its_flag(field, exporter):
     if exporter == "NeMo":
         messages = of_nemo(spec)
     else:
-        messages = [*megatron_files._problems(spec, 1, 1, ("--tensor", "--pipeline"))]
+        messages = [*written_arguments.writing_problems(spec, 1, 1, ("--tensor", "--pipeline"))]
     accepted = not refused(problems_of(exporter, **{field: other_value(field)}), field)
     assert accepted or refused(messages, flag_setting(field))
 

@@ -47,6 +47,11 @@ EXPERTS = {
     "moe_aux_loss_coeff": 0.0,
     "moe_grouped_gemm": False,
 }
+LATENT = {
+    **{"multi_latent_attention": True, "qk_layernorm": True, "group_query_attention": False},
+    **{"num_query_groups": None, "kv_lora_rank": 8, "qk_head_dim": 4},
+    **{"qk_pos_emb_head_dim": 4, "v_head_dim": 6},
+}
 NETWORKS = {
     "gpt": {},
     "llama": {**LLAMA, "tensor_model_parallel_size": 2},
@@ -59,6 +64,16 @@ NETWORKS = {
         "moe_router_topk_scaling_factor": 2.5,
         "moe_router_enable_expert_bias": True,
     },
+    "latent": {
+        **{**LLAMA, **LATENT, "rope_type": "yarn", "rotary_scaling_factor": 4.0},
+        **{"mscale": 1.0, "mscale_all_dim": 1.0, "q_lora_rank": 8},
+    },
+    "latent_experts": {**LLAMA, **LATENT, **EXPERTS, "moe_layer_freq": [0, 1]},
+    "sinks": {
+        **{**LLAMA, "swiglu": False, "softmax_type": "learnable", "quick_geglu": True},
+        **{"glu_linear_offset": 1.0, "activation_func_clamp_value": 0.5},
+    },
+    "predictions": {**LLAMA, "mtp_num_layers": 2},
     "bert": {"bert_binary_head": True},
     "t5": {"encoder_num_layers": 2, "decoder_num_layers": 2, "decoder_seq_length": LENGTH},
 }
@@ -99,7 +114,8 @@ def arguments(network):
             **{"tokenizer_type": "NullTokenizer", "vocab_size": VOCAB - 1},
             **{"consumed_train_samples": 70, "consumed_valid_samples": 3},
             **{"attention_backend": AttnBackend.auto, "openai_gelu": False},
-            **{"multi_latent_attention": False, "rotary_interleaved": False},
+            **{"multi_latent_attention": False, "rotary_interleaved": False, "qk_layernorm": False},
+            **{"quick_geglu": False, "mtp_num_layers": None},
         }
         | SIZES
         | SETTINGS[network]
@@ -126,22 +142,40 @@ def stub_cuda():
 def build(network, args):
     """Return the model of a network with weights that follow from their names."""
     from megatron.core import parallel_state
-    from megatron.core.transformer.transformer_config import TransformerConfig
+    from megatron.core.activations import quick_gelu
+    from megatron.core.transformer.transformer_config import (
+        MLATransformerConfig,
+        TransformerConfig,
+    )
 
     same = (
         *("num_query_groups", "add_bias_linear", "normalization", "tensor_model_parallel_size"),
         *("moe_router_topk", "moe_ffn_hidden_size", "moe_router_load_balancing_type"),
         *("moe_layer_freq", "moe_grouped_gemm", "moe_shared_expert_intermediate_size"),
         *("moe_shared_expert_gate", "moe_router_score_function", "moe_router_topk_scaling_factor"),
-        "moe_router_enable_expert_bias",
+        *("moe_router_enable_expert_bias", "qk_layernorm", "softmax_type", "glu_linear_offset"),
+        *("activation_func_clamp_value", "mtp_num_layers"),
     )
-    given = {name: getattr(args, name) for name in same if getattr(args, name, None) is not None}
-    config = TransformerConfig(
+    of_latents = (
+        *("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim"),
+        *("rope_type", "rotary_scaling_factor", "mscale", "mscale_all_dim"),
+    )
+    kind, given = TransformerConfig, {}
+    if args.multi_latent_attention:
+        # The command line's defaults; the class has others.
+        kind, given = MLATransformerConfig, {"rope_type": "rope", "rotary_scaling_factor": 1.0}
+        given["q_lora_rank"] = None
+        same = (*same, *of_latents)
+    activation = gelu_tanh
+    if args.swiglu or args.quick_geglu:
+        activation = torch.nn.functional.silu if args.swiglu else quick_gelu
+    given |= {name: getattr(args, name) for name in same if getattr(args, name, None) is not None}
+    config = kind(
         **SIZES | {"num_layers": args.num_layers},
         **given,
         num_moe_experts=args.num_experts,
-        gated_linear_unit=args.swiglu,
-        activation_func=torch.nn.functional.silu if args.swiglu else gelu_tanh,
+        gated_linear_unit=args.swiglu or args.quick_geglu,
+        activation_func=activation,
         use_cpu_initialization=True,
         hidden_dropout=0.0,
         attention_dropout=0.0,
@@ -183,6 +217,7 @@ def model_of(network, args, config):
     from megatron.core.models.gpt.gpt_layer_specs import (
         get_gpt_decoder_block_spec,
         get_gpt_layer_local_spec,
+        get_gpt_mtp_block_spec,
     )
     from megatron.core.models.T5 import t5_spec
     from megatron.core.models.T5.t5_model import T5Model
@@ -214,7 +249,19 @@ def model_of(network, args, config):
             config, use_transformer_engine=False, normalization=args.normalization
         )
     else:
-        layers = get_gpt_layer_local_spec(normalization=args.normalization)
+        layers = get_gpt_layer_local_spec(
+            normalization=args.normalization,
+            multi_latent_attention=args.multi_latent_attention,
+            qk_layernorm=args.qk_layernorm,
+        )
+    if args.multi_latent_attention:
+        of_layers = layers.layer_specs if args.num_experts else [layers]
+        for each in of_layers:
+            each.submodules.self_attention.submodules.core_attention = core_of_latents()
+    if args.mtp_num_layers:
+        common["mtp_block_spec"] = get_gpt_mtp_block_spec(
+            config, layers, use_transformer_engine=False
+        )
     return GPTModel(
         config=config,
         transformer_layer_spec=layers,
@@ -222,6 +269,23 @@ def model_of(network, args, config):
         position_embedding_type=args.position_embedding_type,
         **common,
     )
+
+
+def core_of_latents():
+    """Return the local core of attention, for values that are not as wide as keys."""
+    from megatron.core.transformer import multi_latent_attention
+    from megatron.core.transformer.dot_product_attention import DotProductAttention
+
+    multi_latent_attention.HAVE_TE = False  # which the module takes for granted
+
+    class Core(DotProductAttention):
+        def __init__(self, *given, k_channels=None, v_channels=None, **options):
+            super().__init__(*given, **options)
+            if v_channels:
+                heads = self.num_attention_heads_per_partition
+                self.hidden_size_per_partition = v_channels * heads
+
+    return Core
 
 
 def hybrid_of(args, config, common):
@@ -269,6 +333,9 @@ def logits_of(network, model, tokens_bs):
             return model(tokens_bs, everything, tokentype_ids=types)[0]
         if network == "t5":
             return model(tokens_bs, tokens_bs.flip(1), nothing, causal, nothing)
+        if network == "predictions":
+            # Which wants labels otherwise.
+            model.mtp_process, model.config.mtp_num_layers = False, None
         return model(tokens_bs, positions, causal)
 
 

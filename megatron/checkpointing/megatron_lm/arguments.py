@@ -6,12 +6,16 @@ from typing import Any
 from megatron.common.errors import CheckpointError
 from megatron.config.data.tokenizer import with_sentencepiece_form
 from megatron.config.network.experts import ExpertConfig, MoESpec, balancing_of
+from megatron.config.network.latent import LatentConfig
 from megatron.config.network.model import ModelConfig
+from megatron.config.network.prediction import PredictionConfig
 from megatron.config.parsing.declaration import flags_of as declared_flags
 from megatron.config.parsing.files import Values
 
 OF_NETWORK = tuple(flag for flag in declared_flags(ModelConfig) if flag.setting.megatron_lm)
 """Flags of the network that are arguments of the same name."""
+OF_PREDICTION = declared_flags(PredictionConfig)
+"""Flags of multi-token prediction, likewise."""
 _SAME_NAMES = (
     *(flag.name for flag in OF_NETWORK if flag.hint is not bool),
     *("make_vocab_size_divisible_by", "tokenizer_name_or_path", "tokenizer_model"),
@@ -52,6 +56,17 @@ EXPRESSED_OF_EXPERTS = (
     *("router_groups", "router_groups_per_token"),
 )
 """Fields of ModelSpec that arguments of experts express."""
+_OF_LATENTS = tuple(flag.name for flag in declared_flags(LatentConfig))
+_OF_YARN = {
+    "rotary_scaling_factor": "rotary_scaling_factor",
+    "mscale": "mscale",
+    "mscale_all_dim": "mscale_all_dim",
+    "yarn_original_max_position_embeddings": "rope_original_max_position_embeddings",
+    "yarn_beta_slow": "rope_low_freq_factor",
+    "yarn_beta_fast": "rope_high_freq_factor",
+    "yarn_correction_range_round_to_int": "rope_truncation",
+}
+"""Our settings of --position-embedding-type yarn by the argument."""
 _BALANCING = ("aux_loss", "seq_aux_loss", "global_aux_loss", "sinkhorn", "none")
 
 
@@ -71,7 +86,15 @@ def values_of(saved: Any, *, holds_experts: bool = False) -> Values:
     if problems := list(_unknown_parts(arguments, holds_experts=holds_experts)):
         raise CheckpointError("; ".join(problems))
     experts = _expert_values(arguments) if holds_experts and arguments.get("num_experts") else ()
-    return dict([*_values(arguments), *experts])
+    found = dict([*_values(arguments), *experts])
+    if found.pop("multi_latent_attention"):
+        found.pop("kv_channels", None)  # which has no effect there
+        return {**found, "multi_latent_attention": True}
+    # Megatron-LM saves the defaults of latent attention with every network.
+    found = {name: value for name, value in found.items() if name not in _OF_LATENTS}
+    if found["position_embedding_type"] == "yarn":
+        found |= {own: arguments[name] for name, own in _OF_YARN.items() if name in arguments}
+    return found
 
 
 def _expert_values(arguments: dict[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -116,6 +139,10 @@ def _values(arguments: dict[str, Any]) -> Iterator[tuple[str, Any]]:
             yield name, value
     for name in _SWITCHES:
         yield name, bool(arguments.get(name))
+    if arguments.get("mtp_num_layers"):
+        yield from (
+            (flag.name, arguments[flag.name]) for flag in OF_PREDICTION if flag.name in arguments
+        )
     for name in ("window_attn_skip_freq", "no_rope_freq"):
         if layers := arguments.get(name):
             yield name, str(layers).replace(" ", "")
@@ -126,7 +153,9 @@ def _values(arguments: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     if groups not in (None, arguments.get("num_attention_heads")):
         yield from (("group_query_attention", True), ("num_query_groups", groups))
     yield "disable_bias_linear", arguments.get("add_bias_linear") is False
-    if not any(arguments.get(name) for name in ("swiglu", "squared_relu", "glu_activation")):
+    if not any(
+        arguments.get(name) for name in ("swiglu", "squared_relu", "quick_geglu", "glu_activation")
+    ):
         yield "gelu", _gelu(arguments)
     yield "position_embedding_type", _position(arguments)
     if tokenizer:
@@ -171,13 +200,3 @@ def _unknown_parts(arguments: dict[str, Any], *, holds_experts: bool) -> Iterato
         value = arguments.get(name)
         if value not in (None, False, [1], "standard"):
             yield f"no flag expresses {name} {value} of its arguments"
-    unread = {
-        "attention sinks (softmax_type learnable)": arguments.get("softmax_type") == "learnable",
-        "latent attention (multi_latent_attention)": arguments.get("multi_latent_attention"),
-        "gates of a quick GELU (quick_geglu)": arguments.get("quick_geglu"),
-    }
-    for what in (what for what, is_given in unread.items() if is_given):
-        yield (
-            f"{what} are not read from Megatron-LM's files; from transformers' they are: "
-            "tools/convert_checkpoint/from_hf.py"
-        )

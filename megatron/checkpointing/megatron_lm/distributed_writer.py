@@ -37,9 +37,10 @@ _VERSIONS = {
     **{"sharded_backend": "torch_dist", "sharded_backend_version": 1},
     **{"common_backend": "torch", "common_backend_version": 1},
 }
-_LINEAR = re.compile(r"(.*layers)\.(\d+)\.(.*\.linear_\w+)\.weight")
+_LINEAR = re.compile(r"(.*layers)\.(\d+)\.(.*\.linear_\w+|eh_proj)\.weight")
 _EXPERTS = "mlp.experts.experts."
 _OUTPUT_BIAS = "output_layer.bias"
+_PREDICTIONS = "mtp.layers"  # which are kept apart
 _LAYER = re.compile(r"(.*layers)\.(\d+)\.(.*)")
 
 
@@ -120,7 +121,7 @@ def _stacked(tensors: Sequence[Written]) -> dict[str, int]:
     """
     stacks: dict[str, dict[int, set[str]]] = {}
     for tensor in tensors:
-        if match := _LAYER.fullmatch(tensor.name):
+        if (match := _LAYER.fullmatch(tensor.name)) and match[1] != _PREDICTIONS:
             stacks.setdefault(match[1], {}).setdefault(int(match[2]), set()).add(match[3])
     return {
         stack: len(layers)

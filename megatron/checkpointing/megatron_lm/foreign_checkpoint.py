@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from megatron.checkpointing.hugging_face.families.tensor_mapping import TurnedRows
 from megatron.checkpointing.parameter_names import is_of_experts
 from megatron.checkpointing.resharding.sharded_tensor import FullCheckpoint
 from megatron.common.errors import CheckpointError
@@ -41,11 +42,15 @@ class ForeignCheckpoint:
     objective: ObjectiveName = "gpt"
 
 
+Latent = Mapping[tuple[str, ...], TurnedRows]
+"""Order of rows in latent attention by the suffixes of names; {} in other networks."""
+
 COLUMN = (
     "self_attention.query_key_value.weight",
     "self_attention.query_key_value.bias",
     "dense_h_to_4h.weight",
     "dense_h_to_4h.bias",
+    *("self_attention.query.weight", "q_up.weight", "kv_up.weight", "self_attention.sinks"),
     *("inter_attention.query.weight", "inter_attention.query.bias"),
     *("inter_attention.key_value.weight", "inter_attention.key_value.bias"),
     "word_embeddings.weight",
@@ -54,6 +59,11 @@ COLUMN = (
 """Suffixes of column-parallel parameters (sharded along rows of the weight)."""
 ROW = ("self_attention.dense.weight", "inter_attention.dense.weight", "dense_4h_to_h.weight")
 """Suffixes of row-parallel parameters (sharded along columns of the weight)."""
+_OF_QUERIES = ("self_attention.query.weight", "self_attention.q_up.weight")
+_OF_KEYS = ("self_attention.kv_down.weight", "self_attention.kv_down.bias")
+"""Suffixes of parameters of latent attention with rows that have rotary positions."""
+_LATENT = (*_OF_KEYS, "self_attention.q_down.weight", "self_attention.q_down.bias")
+"""Suffixes of parameters that make latents."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,11 +76,13 @@ class Rows:
             cross-attention likewise.
         head_dim: features per head.
         gate: index of the half with the gate; None for an ungated MLP.
+        latent: order of rows with rotary positions in latent attention, by the suffixes of names.
     """
 
     version: float
     head_dim: int
     gate: int | None
+    latent: Latent = field(default_factory=dict)
 
     def join(self, name: str, shards: Sequence[Tensor]) -> Tensor:
         """Join the shards of the parameter `name` in our row order.
@@ -78,11 +90,19 @@ class Rows:
         Raises:
             ValueError: the shapes do not fit.
         """
+        joined, turned = self._joined(name, shards), turned_rows(name, self.latent)
+        return turned.from_hugging_face([joined]) if turned else joined
+
+    def _joined(self, name: str, shards: Sequence[Tensor]) -> Tensor:
         if is_of_experts(name):
             (experts,) = shards
             return self._experts(name, experts)
         if name.endswith(ROW):
             return shards[0] if len(shards) == 1 else torch.cat(tuple(shards), 1)
+        if name.endswith(_LATENT):
+            # Transformer Engine's copies, or shards of Megatron-LM's own layers.
+            copies = all(torch.equal(shards[0], other) for other in shards[1:])
+            return shards[0] if copies else torch.cat(tuple(shards))
         if not name.endswith(COLUMN):
             return _merge_replicas(shards)
         if ".query_key_value." in name and self.version < 2:
@@ -112,6 +132,23 @@ class Rows:
         return torch.stack((gate, up), 1).flatten(0, 1)
 
 
+def latent_rows(*, heads: int, turned: int) -> Latent:
+    """Return the order of rows with rotary positions in latent attention.
+
+    Args:
+        turned: features of a head that have them.
+    """
+    return {
+        _OF_QUERIES: TurnedRows(groups=heads, turned=turned, is_first=True),
+        _OF_KEYS: TurnedRows(groups=1, turned=turned, is_first=False),
+    }
+
+
+def turned_rows(name: str, latent: Latent) -> TurnedRows | None:
+    """Return the order of rows of a parameter; None if it is as here."""
+    return next((rows for ends, rows in latent.items() if name.endswith(ends)), None)
+
+
 def progress_of(
     main: Mapping[str, Any], arguments: Mapping[str, Any], *, is_release: bool = False
 ) -> dict[str, int]:
@@ -133,14 +170,14 @@ def progress_of(
 
 
 def gate_half(arguments: Mapping[str, Any]) -> int | None:
-    """Return the index of the half with the gate: 0 for Megatron-LM's SwiGLU, 1 for BigScience's GLUs.
+    """Return the index of the half with the gate: 0 for Megatron-LM's GLUs, 1 for BigScience's GLUs.
 
     None for an ungated MLP.
 
     Args:
         arguments: saved by these programs.
     """
-    if arguments.get("swiglu"):
+    if arguments.get("swiglu") or arguments.get("quick_geglu"):
         return 0
     return 1 if arguments.get("glu_activation") else None
 

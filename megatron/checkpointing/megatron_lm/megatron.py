@@ -20,6 +20,7 @@ from megatron.checkpointing.megatron_lm.foreign_checkpoint import (
     Rows,
     gate_half,
     known_version,
+    latent_rows,
     progress_of,
 )
 from megatron.checkpointing.megatron_lm.networks import Form, identify_network
@@ -58,6 +59,10 @@ _RENAMED = (
     (r"\.pre_mlp_layernorm\.", ".post_attention_layernorm."),
     (r"\.self_attention\.linear_qkv\.", ".self_attention.query_key_value."),
     (r"\.self_attention\.linear_proj\.", ".self_attention.dense."),
+    (r"\.self_attention\.linear_(q|kv)_up_proj\.layer_norm_", r".self_attention.\1_layernorm."),
+    (r"\.self_attention\.linear_(q|kv)_(down|up)_proj\.", r".self_attention.\1_\2."),
+    (r"\.self_attention\.linear_q_proj\.", ".self_attention.query."),
+    (r"\.self_attention\.core_attention\.softmax_offset$", ".self_attention.sinks"),
     (r"\.mlp\.experts\.experts\.", ".mlp.experts."),
     (r"\.mlp\.shared_experts\.gate_weight$", ".mlp.shared_expert_gate.weight"),
     (r"\.mlp\.(shared_experts\.|experts\.|)linear_fc1\.", r".mlp.\1dense_h_to_4h."),
@@ -66,6 +71,7 @@ _RENAMED = (
 )
 """Parameter names of older versions and of megatron.core -> names of version 3."""
 _LAYER = re.compile(r"(decoder\.|)layers\.(\d+)\.(.*)")
+_PREDICTION = re.compile(r"mtp\.layers\.(\d+)\.")
 _NO_WEIGHT = ("inv_freq", "_extra_state", "masked_bias", "position_ids")
 _COPIES = ("word_embeddings_for_head", "output_layer")
 """The last stage's copy of tied embeddings."""
@@ -148,7 +154,7 @@ def found_in(
         shards = {
             names.parameter(module): own
             for module, own in modules.items()
-            if not (names.tied and module.startswith(_COPIES))
+            if not (is_tied(saved_args) and module.startswith(_COPIES))
         }
     except (KeyError, AttributeError, TypeError, StopIteration) as error:
         raise CheckpointError(f"{folder}: not as Megatron-LM lays it out: {error!r}") from error
@@ -157,7 +163,14 @@ def found_in(
     if not heads:
         raise CheckpointError(f"{folder} holds no arguments: give --num-attention-heads")
     head_dim = saved_args.get("kv_channels") or int(table[0].shape[1]) // heads
-    rows = Rows(version=version, head_dim=head_dim, gate=gate_half(saved_args))
+    rows = Rows(
+        version=version,
+        head_dim=head_dim,
+        gate=gate_half(saved_args),
+        latent=latent_rows(heads=heads, turned=saved_args["qk_pos_emb_head_dim"])
+        if saved_args.get("multi_latent_attention")
+        else {},
+    )
     progress = progress_of(first, saved_args, is_release=folder.name == "release")
     return ForeignCheckpoint(
         folder=folder,
@@ -167,6 +180,12 @@ def found_in(
                 or _values_of_shapes(modules, names.num_layers, heads)
             ),
             **form.values(modules, names.num_decoder_layers, saved_args),
+            **dict.fromkeys(
+                ["moe_router_linear_bias"]
+                if any(n.endswith(".router.bias") for n in modules)
+                else (),
+                True,
+            ),
         },
         rows=sum(len(shard) for shard in table),
         vocab_size=_vocab_size(first),
@@ -191,13 +210,20 @@ def _network_of(
     modules, layers = _modules(
         [[[_rename(part, form) for part in rank] for rank in ranks] for ranks in parts]
     )
+    predictions = {match[1] for module in modules if (match := _PREDICTION.match(module))}
     names = ParameterNames(
         architecture=architecture,
         num_layers=layers[""],
         num_decoder_layers=layers["decoder."],
-        tied=not saved_args.get("untie_embeddings_and_output_weights"),
+        num_predictions=len(predictions),
+        tied=is_tied(saved_args) or bool(predictions),
     )
     return form, names, modules
+
+
+def is_tied(saved_args: Mapping[str, Any]) -> bool:
+    """Whether the head has the table of the embedding, by the arguments in the files."""
+    return not saved_args.get("untie_embeddings_and_output_weights")
 
 
 def _counters(progress: Mapping[str, int]) -> dict[str, int]:

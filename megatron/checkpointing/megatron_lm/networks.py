@@ -17,6 +17,9 @@ OF_LAYERS: Renamed = (
     (r"\.input_layernorm\.", ".self_attention.linear_qkv.layer_norm_"),
     (r"\.post_attention_layernorm\.", ".mlp.linear_fc1.layer_norm_"),
     (r"\.self_attention\.query_key_value\.", ".self_attention.linear_qkv."),
+    (r"\.self_attention\.query\.", ".self_attention.linear_q_proj."),
+    (r"\.self_attention\.(q|kv)_(down|up)\.", r".self_attention.linear_\1_\2_proj."),
+    (r"\.self_attention\.sinks$", ".self_attention.core_attention.softmax_offset"),
     (r"\.self_attention\.dense\.", ".self_attention.linear_proj."),
     (r"\.mlp\.(.*)dense_h_to_4h\.", r".mlp.\1linear_fc1."),
     (r"\.mlp\.(.*)dense_4h_to_h\.", r".mlp.\1linear_fc2."),
@@ -102,12 +105,22 @@ class GPTForm(Form):
     has_experts = True
 
     def distributed_names(self, module: str, spec: ModelSpec) -> list[str]:
-        """Return the name; for a norm before experts also Transformer Engine's name."""
+        """Return the name; for norms that Transformer Engine alone fuses both names."""
         (name,) = super().distributed_names(module, spec)
-        before, norm, rest = name.partition(".mlp.linear_fc1.layer_norm_")
-        if norm and spec.experts_of(int(before.rpartition(".")[2]) + 1) > 1:
-            return [name, f"{before}.pre_mlp_layernorm.{rest}"]
-        return [name]
+        layer, norm, rest = name.partition(".mlp.linear_fc1.layer_norm_")
+        if norm and (spec.latent or spec.experts_of(_number(layer, spec)) > 1):
+            return [name, f"{layer}.pre_mlp_layernorm.{rest}"]
+        if not spec.latent:
+            return [name]
+        name = name.replace(".self_attention.linear_qkv.layer_norm_", ".input_layernorm.")
+        fused = re.sub(r"\.(q|kv)_layernorm\.", r".linear_\1_up_proj.layer_norm_", name)
+        return [*dict.fromkeys((name, fused))]
+
+
+def _number(layer: str, spec: ModelSpec) -> int:
+    """Return the number, from 1 on, of a layer's name; layers that predict are behind the last."""
+    last = layer.rpartition(".")[2]
+    return int(last) + 1 if last.isdecimal() else spec.num_layers + 1
 
 
 def form_of(network: str) -> Form | None:

@@ -20,24 +20,24 @@ TRAINED_LENGTH = 4096
 class LatentConfig:
     """Multi-head latent attention (MLA)."""
 
-    multi_latent_attention: bool = setting(False)
+    multi_latent_attention: bool = setting(False, megatron_lm=True)
     """Multi-head latent attention (MLA), as in DeepSeek-V2 and V3: keys and values are computed from
     a latent of each token. With --qk-layernorm the latents are normalized."""
 
-    q_lora_rank: int | None = setting(None, at_least=1, matters=False)
+    q_lora_rank: int | None = setting(None, at_least=1, matters=False, megatron_lm=True)
     """Features of the latent that queries are computed from (default: none; they are computed from
     the hidden state)."""
 
-    kv_lora_rank: int = setting(32, at_least=1, matters=False)
+    kv_lora_rank: int = setting(32, at_least=1, matters=False, megatron_lm=True)
     """Features of the latent that keys and values are computed from."""
 
-    qk_head_dim: int = setting(128, at_least=1, matters=False)
+    qk_head_dim: int = setting(128, at_least=1, matters=False, megatron_lm=True)
     """Features of a head's queries and keys without positions."""
 
-    qk_pos_emb_head_dim: int = setting(64, at_least=2, matters=False)
+    qk_pos_emb_head_dim: int = setting(64, at_least=2, matters=False, megatron_lm=True)
     """Features of a head's queries, and of the key that all heads share, with rotary positions."""
 
-    v_head_dim: int = setting(128, at_least=1, matters=False)
+    v_head_dim: int = setting(128, at_least=1, matters=False, megatron_lm=True)
     """Features of a head's values."""
 
     attention_latent_norm_epsilon: float | None = setting(
@@ -45,20 +45,20 @@ class LatentConfig:
     )
     """Added to the variance in norms of latents (default: --layernorm-epsilon)."""
 
-    rope_type: Literal["rope", "yarn"] | None = setting(None)
+    rope_type: Literal["rope", "yarn"] | None = setting(None, megatron_lm=True)
     """Rotary positions of latent attention: plain ones, or YaRN by --rotary-scaling-factor
     (default: yarn, which is plain at a factor of 1)."""
 
-    rotary_scaling_factor: float = setting(1.0, at_least=1, matters=False)
+    rotary_scaling_factor: float = setting(1.0, at_least=1, matters=False, megatron_lm=True)
     """Factor by which YaRN stretches wavelengths in latent attention, for networks trained with 4096
     tokens, and with --position-embedding-type yarn: Megatron-LM's spelling of --use-rope-scaling
     --rope-scaling-type yarn --rope-scaling-factor."""
 
-    mscale: float = setting(1.0, at_least=0, matters=False)
+    mscale: float = setting(1.0, at_least=0, matters=False, megatron_lm=True)
     """With --rotary-scaling-factor, multiplies rotated queries and keys by
     (0.1 mscale ln(factor) + 1) / (0.1 mscale_all_dim ln(factor) + 1)."""
 
-    mscale_all_dim: float = setting(0.0, at_least=0, matters=False)
+    mscale_all_dim: float = setting(0.0, at_least=0, matters=False, megatron_lm=True)
     """See --mscale. In latent attention with YaRN, also multiplies attention scores by
     (0.1 mscale_all_dim ln(factor) + 1) squared."""
 

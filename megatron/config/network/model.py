@@ -241,7 +241,7 @@ class ModelConfig(LatentConfig):
     swiglu: bool = setting(False, megatron_lm=True)
     """Megatron's spelling of --glu-activation swiglu."""
 
-    quick_geglu: bool = setting(False)
+    quick_geglu: bool = setting(False, megatron_lm=True)
     """Megatron's spelling of --glu-activation quick_geglu."""
 
     activation_func_clamp_value: float | None = setting(

@@ -296,13 +296,16 @@ def test_written_megatron_lm_files_are_read_back(llama, tmp_path, capsys):
 
 def test_settings_that_megatron_has_by_the_same_name_are_read():
     assert {"rope_scaling_factor", "fp32_residual_connection"} <= {f.name for f in OF_NETWORK}
-    with problem("sinks … softmax_type learnable … from_hf.py", CheckpointError):
-        values_of(Namespace(softmax_type="learnable"))
+    saved = {"softmax_type": "learnable", "kv_lora_rank": 32, "mscale": 1.0}
+    found = values_of(Namespace(**saved, position_embedding_type="yarn", yarn_beta_fast=16.0))
+    assert (found["softmax_type"], found["position_embedding_type"]) == ("learnable", "yarn")
+    # Defaults of latent attention are saved with every network; YaRN has some of its names.
+    assert "kv_lora_rank" not in found
+    assert (found["mscale"], found["rope_high_freq_factor"]) == (1.0, 16.0)
     assert values_of(Namespace(softmax_type="off-by-one"))["softmax_type"] == "off-by-one"
     assert values_of(Namespace(no_rope_freq=[0, 0, 1]))["no_rope_freq"] == "[0,0,1]"
-    for what in ("multi_latent_attention", "quick_geglu"):
-        with problem(f"{what} … not read from Megatron-LM's files", CheckpointError):
-            values_of(Namespace(**{what: True}))
+    latent = values_of(Namespace(multi_latent_attention=True, kv_lora_rank=32, kv_channels=4))
+    assert latent["kv_lora_rank"] == 32 and "kv_channels" not in latent
     values = values_of(Namespace(use_rope_scaling=True, rope_scaling_factor=4.0))
     assert {"use_rope_scaling": True, "rope_scaling_factor": 4.0}.items() <= values.items()
 

@@ -44,6 +44,51 @@ def test_gates_and_progress_come_back(group, tmp_path, activation, experts):
         assert torch.equal(found[name], weights[name]), name
 
 
+LATENT = (
+    "--multi-latent-attention --position-embedding-type rope --qk-layernorm --normalization RMSNorm "
+    "--kv-lora-rank 8 --qk-head-dim 4 --qk-pos-emb-head-dim 4 --v-head-dim 6"
+)
+PREDICTS = "--position-embedding-type rope --mtp-num-layers 2"
+CORE = {
+    "latent attention": LATENT,
+    "latents of queries, YaRN": f"{LATENT} --q-lora-rank 10 --rotary-scaling-factor 4 --mscale-all-dim 1",
+    "latents, experts": f"{LATENT} --num-experts 4 --expert-interval 1 --moe-grouped-gemm --swiglu",
+    "YaRN": "--position-embedding-type yarn --rotary-scaling-factor 4 --yarn-original-max-position-embeddings 64 "
+    "--yarn-beta-fast 16 --no-yarn-correction-range-round-to-int --mscale 0.5",
+    "sinks": "--softmax-type learnable --position-embedding-type rope",
+    "quick gates": "--quick-geglu --glu-linear-offset 1 --activation-func-clamp-value 7",
+    "experts of quick gates": "--quick-geglu --num-experts 4 --expert-interval 1 --moe-router-linear-bias",
+    "predictions": PREDICTS,
+    "predictions, untied": f"{PREDICTS} --untie-embeddings-and-output-weights --swiglu",
+    "one layer of predictions": f"{PREDICTS} --mtp-use-repeated-layer --mtp-loss-scaling-factor 0.3",
+    "predictions, experts": f"{PREDICTS} --num-experts 4 --expert-interval 1",
+    "predictions, latents": f"{PREDICTS} {LATENT}",
+}
+
+
+@pytest.mark.parametrize("network", CORE)
+def test_parts_of_megatron_core_come_back(group, tmp_path, network):
+    flags = CORE[network].split()
+    weights = random_weights(tiny_plan(*flags, vocab_size=VOCAB).model)
+    write_checkpoint(tmp_path / "own", weights, *flags, vocab_size=VOCAB)
+    converted(tmp_path / "own", tmp_path / "theirs", saver="megatron", distributed=True)
+    back = converted(tmp_path / "theirs", tmp_path / "back", saver="own")
+    expected, found = read_manifest(tmp_path / "own" / "global_step3"), read_manifest(back)
+    assert found.spec == expected.spec
+    after = whole_weights(back, found)
+    assert after.keys() == weights.keys()
+    assert [name for name in weights if not torch.equal(after[name], weights[name])] == []
+
+
+@pytest.mark.parametrize("network", ["latent attention", "sinks", "quick gates", "predictions"])
+def test_files_of_ranks_do_not_hold_parts_of_megatron_core(group, tmp_path, network):
+    flags = CORE[network].split()
+    weights = random_weights(tiny_plan(*flags, vocab_size=VOCAB).model)
+    write_checkpoint(tmp_path / "own", weights, *flags, vocab_size=VOCAB)
+    with problem("files of ranks cannot express … --ckpt-format torch_dist"):
+        converted(tmp_path / "own", tmp_path / "theirs", saver="megatron")
+
+
 def test_ranks_that_share_query_groups_come_back(group, tmp_path):
     flags = ("--num-attention-heads", "4", "--group-query-attention", "--num-query-groups", "2")
     weights = random_weights(tiny_plan(*flags, vocab_size=VOCAB).model)

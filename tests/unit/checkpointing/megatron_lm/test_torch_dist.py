@@ -35,12 +35,19 @@ VOCAB, ROWS = 30, 32
 TYPES = {"bert": "BERT", "t5": "T5"}
 WITH_ENCODER = ["bert", "t5"]
 HYBRIDS = ["hybrid", "hybrid_experts"]
-NETWORKS = ["gpt", "llama", "experts", "some_experts", "shared_experts", *WITH_ENCODER, *HYBRIDS]
+LATENT = ["latent", "latent_experts"]
+NETWORKS = [
+    *("gpt", "llama", "experts", "some_experts", "shared_experts", "sinks", "predictions"),
+    *(*LATENT, *WITH_ENCODER, *HYBRIDS),
+]
 
 THEIRS = (
     (r"^layers\.", "decoder.layers."),
     (r"^final_layernorm\.", "decoder.final_layernorm."),
     (r"\.query_key_value\.", ".linear_qkv."),
+    (r"\.self_attention\.query\.", ".self_attention.linear_q_proj."),
+    (r"\.self_attention\.(q|kv)_(down|up)\.", r".self_attention.linear_\1_\2_proj."),
+    (r"\.self_attention\.sinks$", ".self_attention.core_attention.softmax_offset"),
     (r"\.self_attention\.dense\.", ".self_attention.linear_proj."),
     (r"\.inter_attention\.query\.", ".cross_attention.linear_q."),
     (r"\.inter_attention\.key_value\.", ".cross_attention.linear_kv."),
@@ -120,7 +127,22 @@ def expected(network, module, shape):
             return torch.stack([interleaved(values(one, shape[1:])) for one in each])
         return torch.stack([values(one, (shape[2], shape[1])).T for one in each])
     full = values(name, shape)
+    if ".linear_q_up" in name or ".linear_q_proj" in name:
+        return torch.cat([*map(turned_first, full.chunk(4))])
+    if ".linear_kv_down" in name:
+        return turned_first(full).roll(-4, 0)
     return interleaved(full) if is_gate and network not in ("gpt", "bert", "t5", "hybrid") else full
+
+
+def turned_first(rows):
+    """Return the rows of a head with the four that have rotary positions in front, in halves."""
+    return rows[
+        [
+            *range(len(rows) - 4, len(rows), 2),
+            *range(len(rows) - 3, len(rows), 2),
+            *range(len(rows) - 4),
+        ]
+    ]
 
 
 def interleaved(halves):
@@ -364,19 +386,29 @@ WORDS = ["--saver", "megatron", "--ckpt-format", "torch_dist"]
 OF_VOCABULARY = ("word_embeddings.weight", "output_layer.weight", "output_layer.bias")
 
 
+_FUSED = {
+    ".pre_mlp_layernorm.": ".mlp.linear_fc1.layer_norm_",
+    ".q_layernorm.": ".linear_q_up_proj.layer_norm_",
+    ".kv_layernorm.": ".linear_kv_up_proj.layer_norm_",
+}
+NORMS = {**_FUSED, **{fused: name for name, fused in _FUSED.items()}}
+"""Parts of names of norms that megatron-core or Transformer Engine's layers have, and the other's."""
+
+
 @pytest.mark.parametrize("network", [name for name in NETWORKS if name not in HYBRIDS])
 def test_written_files_hold_what_megatron_core_wrote(network, group, tmp_path):
     source = unpack(network, tmp_path)
     own = convert(network, source, tmp_path / "own", *SIZE)
     written = convert(network, own, tmp_path / "written", *WORDS) / "iter_0000007"
     before, after = read_stored(source / "iter_0000007"), read_stored(written)
-    # With Transformer Engine, which the files were written without, that norm has a name of its own.
-    norms = {name for name in after.tensors if "pre_mlp_layernorm" in name}
-    assert bool(norms) == ("experts" in network)
-    assert set(after.tensors) - norms == set(before.tensors)
+    # With Transformer Engine, which the files were written without, these norms have other names.
+    norms = set(after.tensors) - set(before.tensors)
+    assert bool(norms) == ("experts" in network or network in LATENT)
+    assert set(before.tensors) <= set(after.tensors)
     for name in norms:
-        same = name.replace("pre_mlp_layernorm.", "mlp.linear_fc1.layer_norm_")
-        assert torch.equal(after.tensors[name].load(), before.tensors[same].load())
+        (same,) = (each for each in NORMS if each in name)
+        other = before.tensors[name.replace(same, NORMS[same])]
+        assert torch.equal(after.tensors[name].load(), other.load())
     for name, tensor in before.tensors.items():
         found, wanted = after.tensors[name].load(), tensor.load()
         if name.endswith(OF_VOCABULARY):
@@ -414,9 +446,9 @@ def test_networks_that_megatron_lms_files_cannot_hold_are_refused_with_what_can_
     how = {"tensor": 1, "pipeline": 1, "flags": ("", ""), "for_release": False}
     with problem("[2, 4] … --num-experts"):
         write_megatron(changed, checkpoint, tmp_path / "written", distributed=True, **how)
-    model = {**manifest.plan["model"], "softmax_type": "learnable"}
+    model = {**manifest.plan["model"], "attention_softcap": 5.0}
     changed = replace(manifest, plan={**manifest.plan, "model": model})
-    with problem("learnable … --softmax-type"):
+    with problem("attention_softcap 5.0 … --attn-logit-softcapping"):
         write_megatron(changed, checkpoint, tmp_path / "written", distributed=True, **how)
     model = {**manifest.plan["model"], "architecture": "bert"}
     changed = replace(manifest, plan={**manifest.plan, "model": model})
