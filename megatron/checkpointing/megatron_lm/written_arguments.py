@@ -110,9 +110,11 @@ def activation_arguments(spec: ModelSpec) -> dict[str, Any]:
 def _argument(flag: Flag, given: ModelConfig, decided: Mapping[str, Any]) -> Any:
     """Return the value of a flag as it was given, or as resolved without it."""
     value = getattr(given, flag.name)
-    found = decided.get(flag.name) if value is None else value
-    is_number = isinstance(found, int | float) and not isinstance(found, bool)
-    return None if is_number and not flag.setting.allows(found) else found
+    if value is not None:
+        return value
+    found = decided.get(flag.name)
+    # 0 stands for what is not there, such as a latent of queries.
+    return None if found == 0 and not flag.setting.allows(0) else found
 
 
 def _windows(spec: ModelSpec) -> list[int] | None:
