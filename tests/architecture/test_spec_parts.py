@@ -11,8 +11,8 @@ from megatron.config.network.model_spec import OPTIONAL
 OWN = {"moe": "expert|moe|router|upcycle", "latent": "latent", "lora": "lora|adapter|peft"} | {
     "prediction": "prediction|multi_token"
 }
-"""In the names of files of a part; tables of architectures in transformers may name any."""
-MOST = {"moe": 12, "latent": 4, "lora": 14, "prediction": 12}
+"""In the names of files of a part; tables of foreign formats may name any."""
+MOST = {"moe": 10, "latent": 4, "lora": 13, "prediction": 12}
 """Other files of the core that name it; another one is a reason to extend the contract of parts."""
 
 
@@ -28,7 +28,8 @@ def test_few_files_name_a_part(name: str) -> None:
     core = [
         file
         for file in PACKAGE.rglob("*.py")
-        if not {"extensions", "families"} & {*file.parts} and not re.search(OWN[name], file.name)
+        if not {"extensions", "families", "megatron_lm"} & {*file.parts}
+        and not re.search(OWN[name], file.name)
     ]
     found = [str(f.relative_to(PACKAGE)) for f in core if named.search(f.read_text("utf-8"))]
     assert len(found) <= MOST[name], found
