@@ -132,12 +132,15 @@ class Rows:
         return torch.stack((gate, up), 1).flatten(0, 1)
 
 
-def latent_rows(*, heads: int, turned: int) -> Latent:
+def latent_rows(arguments: Mapping[str, Any], *, heads: int) -> Latent:
     """Return the order of rows with rotary positions in latent attention.
 
     Args:
-        turned: features of a head that have them.
+        arguments: saved by Megatron-LM.
     """
+    if not arguments.get("multi_latent_attention"):
+        return {}
+    turned = arguments["qk_pos_emb_head_dim"]
     return {
         _OF_QUERIES: TurnedRows(groups=heads, turned=turned, is_first=True),
         _OF_KEYS: TurnedRows(groups=1, turned=turned, is_first=False),

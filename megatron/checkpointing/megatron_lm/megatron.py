@@ -162,31 +162,18 @@ def found_in(
     heads = saved_args.get("num_attention_heads") or heads
     if not heads:
         raise CheckpointError(f"{folder} holds no arguments: give --num-attention-heads")
-    head_dim = saved_args.get("kv_channels") or int(table[0].shape[1]) // heads
     rows = Rows(
         version=version,
-        head_dim=head_dim,
+        head_dim=saved_args.get("kv_channels") or int(table[0].shape[1]) // heads,
         gate=gate_half(saved_args),
-        latent=latent_rows(heads=heads, turned=saved_args["qk_pos_emb_head_dim"])
-        if saved_args.get("multi_latent_attention")
-        else {},
+        latent=latent_rows(saved_args, heads=heads),
     )
     progress = progress_of(first, saved_args, is_release=folder.name == "release")
+    own = values_of(arguments, holds_experts=holds_experts)
+    own = own or _values_of_shapes(modules, names.num_layers, heads)
     return ForeignCheckpoint(
         folder=folder,
-        values={
-            **(
-                values_of(arguments, holds_experts=holds_experts)
-                or _values_of_shapes(modules, names.num_layers, heads)
-            ),
-            **form.values(modules, names.num_decoder_layers, saved_args),
-            **dict.fromkeys(
-                ["moe_router_linear_bias"]
-                if any(n.endswith(".router.bias") for n in modules)
-                else (),
-                True,
-            ),
-        },
+        values={**own, **form.values(modules, names.num_decoder_layers, saved_args)},
         rows=sum(len(shard) for shard in table),
         vocab_size=_vocab_size(first),
         checkpoint=FullCheckpoint(

@@ -42,7 +42,7 @@ from megatron.common.errors import CheckpointError, ConfigError, raise_if_any, r
 from megatron.common.progress import with_progress
 from megatron.config.data.tokenizer import padded_vocab_size
 from megatron.config.network.model import VocabularySpec
-from megatron.config.network.model_spec import ModelSpec
+from megatron.config.network.model_spec import ModelSpec, flat
 from megatron.tensor_parallel.dtypes import TORCH_DTYPES
 
 _PATHS: dict[str, tuple[tuple[str, ...], int]] = {
@@ -280,7 +280,5 @@ def _nest(shards: Mapping[tuple[str, ...], Tensor]) -> dict[str, Any]:
 
 def _latent(spec: ModelSpec) -> Latent:
     """Return the order of rows in latent attention."""
-    if spec.latent is None:
-        return {}
-    heads = spec.attention.num_attention_heads
-    return latent_rows(heads=heads, turned=spec.latent.qk_pos_emb_head_dim)
+    given = {"multi_latent_attention": spec.latent is not None, **flat(spec)}
+    return latent_rows(given, heads=spec.attention.num_attention_heads)

@@ -104,6 +104,13 @@ class GPTForm(Form):
     )
     has_experts = True
 
+    def values(
+        self, modules: Mapping[str, Sequence[Weight]], layers: int, arguments: Mapping[str, Any]
+    ) -> Values:
+        """Return whether routers have a bias, which no argument tells."""
+        has_bias = any(name.endswith(".router.bias") for name in modules)
+        return {"moe_router_linear_bias": True} if has_bias else {}
+
     def distributed_names(self, module: str, spec: ModelSpec) -> list[str]:
         """Return the name; for norms that Transformer Engine alone fuses both names."""
         (name,) = super().distributed_names(module, spec)
