@@ -80,15 +80,18 @@ class Activations:
 
     def layer(self, number: int) -> int:
         """Return the bytes that the layer `number`, from 1 on, keeps when nothing is recomputed."""
+        norms = self.plan.model.norm.per_layer * self.norm()
+        return norms + self.attention() + 2 * self.dropped() + self.mlp(number)
+
+    def dropped(self) -> int:
+        """Return the bytes of the dropout mask of what is added to the residual stream."""
         spec = self.plan.model
-        dropped = 2 * self.outside * spec.hidden_size * self._dropout_mask
-        kept = (
-            spec.norm.per_layer * self.norm()
-            + self.attention()
-            + (dropped if spec.hidden_dropout else 0)
-        )
-        experts = spec.experts_of(number)
-        return kept + (self._mlp() if experts == 1 else self._mixture())
+        mask = self._dropout_mask if spec.hidden_dropout else 0
+        return self.outside * spec.hidden_size * mask
+
+    def mlp(self, number: int) -> int:
+        """Return the activations of the MLP, or of the experts, of the layer `number`."""
+        return self._mlp() if self.plan.model.experts_of(number) == 1 else self._mixture()
 
     def products(self, number: int) -> int:
         """Return the bytes that the weight gradients of the layer `number` are computed from.

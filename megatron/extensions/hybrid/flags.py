@@ -12,6 +12,8 @@ from megatron.config.parsing.declaration import range_problems, resolve, setting
 
 MAMBA, DELTA_NET, ATTENTION, MLP, EXPERTS = "MG*-E"
 RECURRENT = (MAMBA, DELTA_NET)
+CHUNK = 64
+"""Positions of a recurrent layer that are computed at once: products inside grow with their square."""
 
 _ELSEWHERE = {
     "D": "sparse attention is not built",

@@ -1,7 +1,8 @@
 """Hybrid networks: layers of Mamba-2, Gated DeltaNet, attention, MLPs and experts by a pattern."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from megatron.common.registry import NETWORKS
 from megatron.config.architecture.architecture import Entry
@@ -23,6 +24,7 @@ from megatron.config.network.prediction import PredictionSpec
 from megatron.config.network_contract import Network
 from megatron.config.parallelism.recompute_plan import RecomputePlan
 from megatron.config.parsing.flags import given_options
+from megatron.extensions.hybrid.activations import layer_bytes, product_bytes
 from megatron.extensions.hybrid.flags import (
     ATTENTION,
     HybridConfig,
@@ -86,6 +88,26 @@ class HybridNetwork(Network):
                 own = block_weights(spec, number, tensor=tensor, expert=expert) - Weights(others)
         return replace(entry, name="HybridLayerPipe", weights=own + Weights(norm))
 
+    def kept_bytes(self, entry: Entry, sizes: Any) -> int:
+        """Return the bytes that an entry keeps for backward when nothing is recomputed."""
+        if entry.kind != "block":
+            return super().kept_bytes(entry, sizes)
+        return layer_bytes(entry.number, sizes)
+
+    def deferred_bytes(self, entry: Entry, sizes: Any) -> int:
+        """Return the bytes that the weight gradients of a layer are computed from."""
+        hybrid, width = sizes.spec.part(HybridSpec), sizes.spec.hidden_size
+        is_mamba = hybrid.kind_of(entry.number) == "M"
+        inner = hybrid.mamba_num_heads * hybrid.mamba_head_dim
+        matrices = _delta_net_sizes(hybrid, width)[0]
+        rows = _mamba_rows(hybrid) + inner if is_mamba else matrices // width
+        return product_bytes(entry.number, sizes, rows)
+
+    def kept_masks(self, numbers: Sequence[int], sizes: Any) -> int:
+        """Return the bytes of the attention masks that the layers of attention share."""
+        attending = sizes.spec.part(HybridSpec).numbers_of(ATTENTION)
+        return super().kept_masks([number for number in numbers if number in attending], sizes)
+
     def attended_pairs(self, spec: ModelSpec) -> int:
         """Return the pairs of a query and a key in the layers of attention."""
         return sum(
@@ -127,7 +149,7 @@ def gate_weights(spec: ModelSpec) -> int:
 def mamba_weights(hybrid: HybridSpec, width: int) -> int:
     """Return the weights of a Mamba-2 layer without its norm before it."""
     heads, inner, channels = _mamba_sizes(hybrid)
-    matrices = width * (2 * inner + channels - inner + heads) + inner * width
+    matrices = width * (_mamba_rows(hybrid) + inner)
     return matrices + channels * (hybrid.linear_conv_kernel_dim + 1) + 3 * heads + inner
 
 
@@ -136,8 +158,8 @@ def mamba_products(hybrid: HybridSpec, width: int) -> int:
 
     The recurrence counts as its two products of a state with a vector, whatever the size of chunks.
     """
-    heads, inner, channels = _mamba_sizes(hybrid)
-    matrices = width * (2 * inner + channels - inner + heads) + inner * width
+    _, inner, channels = _mamba_sizes(hybrid)
+    matrices = width * (_mamba_rows(hybrid) + inner)
     convolution = channels * hybrid.linear_conv_kernel_dim
     return matrices + convolution + 2 * inner * hybrid.mamba_state_dim
 
@@ -147,6 +169,12 @@ def _mamba_sizes(hybrid: HybridSpec) -> tuple[int, int, int]:
     inner = hybrid.mamba_num_heads * hybrid.mamba_head_dim
     channels = inner + 2 * hybrid.mamba_num_groups * hybrid.mamba_state_dim
     return hybrid.mamba_num_heads, inner, channels
+
+
+def _mamba_rows(hybrid: HybridSpec) -> int:
+    """Return the rows of the input projection: gates, channels of the convolution, and time steps."""
+    heads, inner, channels = _mamba_sizes(hybrid)
+    return inner + channels + heads
 
 
 def delta_net_weights(hybrid: HybridSpec, width: int) -> int:

@@ -12,8 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-CHUNK = 64
-"""Positions computed at once: products inside grow with their square."""
+from megatron.extensions.hybrid.flags import CHUNK
 
 
 class Decay(NamedTuple):
