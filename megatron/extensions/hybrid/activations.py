@@ -1,7 +1,7 @@
 """Activation memory of hybrid networks: bytes that the parts of layers keep for backward.
 
 The formulas count the tensors that recurrent layers keep: operations of PyTorch on every device, in 32
-bits inside of recurrences.
+bits inside of recurrences, in sequences of several chunks.
 """
 
 from typing import Any
