@@ -38,7 +38,7 @@ from megatron.config.parallelism.precision import PrecisionConfig
 from megatron.config.parallelism.recompute import RecomputeConfig
 from megatron.config.parallelism.zero import DeepSpeedConfig
 from megatron.config.parsing.declaration import flags_of
-from megatron.config.parsing.files import Values, flag_words, with_file_flags
+from megatron.config.parsing.files import Values, flag_words, overridden, with_file_flags
 from megatron.config.parsing.flags import HELP, Legacy, Parsed, parse_sections
 from megatron.config.parsing.near_misses import plain
 from megatron.config.parsing.parser import Given, peek
@@ -198,7 +198,7 @@ def parse_config(
     config = config_of(parsed.sections)
     values = flatten(asdict(config))
     raise_if_any(problem for each in settings for problem in each.contradictions(values))
-    return config, parsed.notices
+    return config, (*overridden(argv, sections), *parsed.notices)
 
 
 def load_sections(

@@ -40,6 +40,40 @@ def with_file_flags(argv: Sequence[str], sections: Mapping[str, type]) -> list[s
     return [*(word for word in network if word.key != _VOCABULARY), *words]
 
 
+def overridden(argv: Sequence[str], sections: Mapping[str, type]) -> Iterator[str]:
+    """Yield a notice for each file of `argv` that names the flags which override its own.
+
+    Args:
+        sections: which the flags belong to.
+    """
+    words = with_file_flags(argv, sections)
+    now, config, preset = _values_of(words), peek(argv).get("config"), peek(words).get("preset")
+    files = {
+        **({f"--preset {preset}": preset_file(preset)} if preset else {}),
+        **({f"--config {config}": Path(config)} if config else {}),
+    }
+    for flag, file in files.items():
+        then = _values_of(_words_of(file, sections))
+        if changed := [name for name in then if name in now and now[name] != then[name]]:
+            values = (
+                f"{name} {' '.join(now[name])} (not {' '.join(then[name])})" for name in changed
+            )
+            yield f"{flag} is overridden: {', '.join(values)}"
+
+
+def _values_of(words: Sequence[str]) -> dict[str, list[str]]:
+    """Return the words after each option, of its last occurrence."""
+    found: dict[str, list[str]] = {}
+    values: list[str] = []
+    for word in words:
+        if word.startswith("--"):
+            option, equals, value = word.partition("=")
+            values = found[plain(option)] = [value] if equals else []
+        else:
+            values.append(word)
+    return found
+
+
 def preset_vocabulary(name: str) -> int:
     """Return the vocabulary size of a network by name, for plans: in training the tokenizer has it."""
     content, _ = read_yaml(preset_file(name), "--preset")

@@ -215,3 +215,13 @@ def test_variables_in_a_file_are_refused_all_at_once(write):
     first, second = found.value.problems
     assert "line 1: save: ${RUNS} is not expanded" in first
     assert "line 2: data-path: ${DATA} is not expanded" in second
+
+
+def test_a_notice_names_what_overrides_a_file(write):
+    file = write("lr: 1e-4\nrampup-batch-size: [2, 2, 8]\nseed: 3\n")
+    words = ["--lr", "2e-4", "--rampup_batch_size", "2", "2", "16", "--seed", "3"]
+    kept = tiny_argv("--config", str(file), *words[-2:], without=("--lr",))
+    assert not any("overridden" in notice for notice in parse_config(kept)[1])
+    _, notices = parse_config([*kept, *words])
+    changes = "--lr 2e-4 (not 1e-4), --rampup-batch-size 2 2 16 (not 2 2 8)"
+    assert f"--config {file} is overridden: {changes}" in notices
