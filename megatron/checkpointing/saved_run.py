@@ -125,7 +125,7 @@ class SavedNetwork:
             for name, value in self.flags.items()
             if name in now and name in initial and name not in differ and value != initial[name]
         ]
-        lines = [f"--use-checkpoint-args: from {self.folder}: {' '.join(taken)}"]
+        lines = [f"settings from {self.folder}: {' '.join(taken)}"]
         if differ:
             differing = (f"{options[name]} {now[name]} (not {self.flags[name]})" for name in differ)
             lines.append(

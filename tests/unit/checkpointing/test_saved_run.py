@@ -54,9 +54,9 @@ def test_network_and_tokenizer_are_those_of_the_checkpoint(saved, option):
     )
     assert config.prediction == expected.prediction
     assert config.training == tiny_config().training
-    assert line.startswith(f"--use-checkpoint-args: from {saved / 'global_step4'}: ")
+    assert line.startswith(f"settings from {saved / 'global_step4'}: ")
     assert {"--num-layers 3", "--swiglu"} <= {
-        f"--{words.strip()}" for words in line.split(": ")[2].split("--")
+        f"--{words.strip()}" for words in line.split(": ")[1].split("--")
     }
 
 
