@@ -6,8 +6,10 @@ With --search it looks for the fastest layouts instead. The exit code is 1 if th
 layout, does not fit the given kind of GPU.
 """
 
+import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -22,6 +24,7 @@ from megatron.config.config import (
     options_given,
     parse_config_for_checkpoint,
 )
+from megatron.config.objectives import objective_tokenizer_arguments
 from megatron.config.optimization.training import global_batch_size_of
 from megatron.config.parallelism.pipeline import flags_of_stages
 from megatron.config.parsing.files import preset_vocabulary
@@ -50,6 +53,9 @@ NOT_NEEDED = {
 }
 """Values for required flags of training that hardly matter to a plan."""
 
+_ASSUMED_VOCABULARY = 50257
+"""GPT-2's."""
+
 _UNDECIDED = {section: dict.fromkeys(names) for section, names in DECIDED.items()}
 """Values of the fields that a search decides, which show whether the user has set them as well."""
 
@@ -73,6 +79,12 @@ def main(argv: Sequence[str]) -> None:
         sections["planning"],
     )
     raise_if_any([*_problems(planning), *(_layout_problems(config) if searches else ())])
+    if planning.vocabulary is None:
+        planning = replace(planning, vocabulary=_known_vocabulary(config))
+    if planning.vocabulary is None:
+        print(
+            f"a vocabulary of {_ASSUMED_VOCABULARY:,} tokens is assumed; --vocabulary N changes it"
+        )
     if planning.search is None:
         _print_plan(config, planning)
     else:
@@ -151,17 +163,23 @@ def _decide(config: Config, planning: PlanningConfig) -> Plan:
     return plan(
         config,
         world_size=config.parallel.world_size or fewest_processes(config),
-        vocab_size=_vocab_size(config, planning),
+        vocab_size=planning.vocabulary or _ASSUMED_VOCABULARY,
         device="cpu" if config.parallel.device == "cpu" else "cuda",
         objective=config.plugins.objective or "gpt",
     )
 
 
-def _vocab_size(config: Config, planning: PlanningConfig) -> int:
-    if planning.vocabulary is not None:
-        return planning.vocabulary
-    preset = config.training.preset
-    return preset_vocabulary(preset) if preset else 50257
+def _known_vocabulary(config: Config) -> int | None:
+    """Return the vocabulary size by the tokenizer's file or the preset; None without them."""
+    file, preset = config.tokenizer.vocab_file, config.training.preset
+    if file and os.path.isfile(file):
+        from megatron.tokenizer.build import build_tokenizer  # imports numpy, which no plan needs
+
+        objective = config.plugins.objective or "gpt"
+        return build_tokenizer(
+            **objective_tokenizer_arguments(config.tokenizer, objective)
+        ).vocab_size
+    return preset_vocabulary(preset) if preset else None
 
 
 def _print_times(config: Config, planning: PlanningConfig, decided: Plan, device: Device) -> None:
@@ -219,7 +237,7 @@ def _print_search(config: Config, planning: PlanningConfig, num_gpus: int) -> No
     found = search(
         config,
         num_gpus=num_gpus,
-        vocab_size=_vocab_size(config, planning),
+        vocab_size=planning.vocabulary or _ASSUMED_VOCABULARY,
         device=device,
         gpus_per_node=planning.gpus_per_node,
         slowdown=calibration.slowdown,

@@ -10,6 +10,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs 
 from megatron.common.atomic_files import staged_folder
 from megatron.common.cli import run_tool
 from megatron.common.errors import ConfigError, DataError, raise_if_any, reason
+from megatron.config.foreign_flags.programs import VOCABULARY_NAMES
 from megatron.config.parsing.declaration import range_problems
 from megatron.config.parsing.flags import parse_sections
 from megatron.config.tools.preprocess import TokenizerTrainingConfig
@@ -24,7 +25,12 @@ _LIMITS = Limits(block_bytes=1 << 20, line_bytes=1 << 28)
 
 def main(argv: Sequence[str]) -> None:
     """Write the vocabulary of the texts of the command line `argv`."""
-    parsed = parse_sections(argv, {"training": TokenizerTrainingConfig}, description=__doc__ or "")
+    parsed = parse_sections(
+        argv,
+        {"training": TokenizerTrainingConfig},
+        description=__doc__ or "",
+        answers=VOCABULARY_NAMES,
+    )
     options: TokenizerTrainingConfig = parsed.sections["training"]
     output = Path(options.output)
     raise_if_any(
@@ -39,7 +45,7 @@ def main(argv: Sequence[str]) -> None:
     staging = output.with_name(f"{output.name}.unfinished")
     try:
         with staged_folder(staging, output) as folder:
-            size = train_byte_level_bpe(texts(options), folder, options.vocab_size)
+            size = train_byte_level_bpe(with_text(texts(options)), folder, options.vocab_size)
     except OSError as error:
         raise ConfigError(f"--output {output}: {reason(error, str(output))}") from error
     print(f"{output}: vocab.json and merges.txt with {size} tokens")
@@ -63,6 +69,20 @@ def texts(options: TokenizerTrainingConfig) -> Iterator[str]:
         if documents.bad:
             raise DataError(f"--input {block.path}: {documents.bad[0].problem}")
         yield from documents.texts[0]
+
+
+def with_text(documents: Iterator[str]) -> Iterator[str]:
+    """Yield the documents.
+
+    Raises:
+        DataError: none has text.
+    """
+    has_text = False
+    for text in documents:
+        has_text = has_text or bool(text.strip())
+        yield text
+    if not has_text:
+        raise DataError("the files of --input hold no text to train a vocabulary on")
 
 
 if __name__ == "__main__":

@@ -175,11 +175,13 @@ class Run:
         if self.epochs and self.epochs.progress:
             self.epochs.progress.close()
         log_phase("after training is done")
+        # A run that was done already is neither copied to another directory, nor evaluated once more
+        # on other samples.
+        was_done = started_from == state.iteration and stop.is_done(state)
         # Before the evaluations, so that an error in one of them loses no step.
-        if not save(state, leaves=True):
+        if not was_done and not save(state, leaves=True):
             reason = self._without_save(reason, stop)
-        # A run that was done already is not evaluated once more on other samples.
-        done_now = started_from < state.iteration and stop.is_done(state)
+        done_now = stop.is_done(state) and not was_done
         if done_now:
             self._evaluate_at_end()
         requests.ignore()

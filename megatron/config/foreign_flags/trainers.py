@@ -87,6 +87,7 @@ _ANSWERS: Mapping[str, str] = {
     "enable-checkpoint": _SAVES,
     "do-train": "a run trains unless --eval-only is given",
     "do-eval": _EVALUATES,
+    "no-eval": _EVALUATES,
     "evaluation-strategy": _EVALUATES,
     "eval-strategy": _EVALUATES,
     **dict.fromkeys(("num-train-epochs", "max-epochs", "num-epochs", "train.epochs"), _EPOCHS),

@@ -30,5 +30,5 @@ class PlanningConfig:
     """Price of an hour of one GPU, in any currency."""
 
     vocabulary: int | None = None
-    """Vocabulary size of the tokenizer, whose files are not read (default: the --preset's, or
-    50257)."""
+    """Vocabulary size of the tokenizer (default: that of --vocab-file, if the file exists, or the
+    --preset's, or 50257)."""

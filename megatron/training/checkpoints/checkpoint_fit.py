@@ -31,6 +31,8 @@ def require_fit(plan: Plan, folder: Path, manifest: Manifest) -> None:
     if lost:
         raise WrongCheckpointError(f"{folder}: " + "\n".join(lost))
     goes_on = resumes(plan) and not manifest.converted_from
+    if goes_on:
+        _require_objective(plan, folder, manifest)
     require_same(
         manifest.plan,
         as_json(plan.to_dict()),
@@ -42,6 +44,17 @@ def require_fit(plan: Plan, folder: Path, manifest: Manifest) -> None:
     _require_parts(manifest, plan.checkpoint, folder)
     # What cannot be gone on with is refused before anything slow.
     going_on(plan, folder, manifest)
+
+
+def _require_objective(plan: Plan, folder: Path, manifest: Manifest) -> None:
+    """Refuse to continue the iterations of a run that trained another objective."""
+    saved, now = manifest.objective.name, plan.objective.name
+    if saved != now:
+        raise WrongCheckpointError(
+            f"{folder} was saved at iteration {manifest.state.iteration} by a run with objective "
+            f"{saved}, and this run has objective {now}: write --finetune to start from its weights, "
+            "at iteration 0 (--reset-progress starts from its optimizer states too)"
+        )
 
 
 def resumes(plan: Plan) -> bool:

@@ -244,6 +244,19 @@ def test_torch_is_not_imported_for_it(folder, flags, parts):
         assert part in done.stdout
 
 
+def test_another_objective_does_not_continue_a_run(folder):
+    write_checkpoint(folder / "saved", {}, *TOKENIZER)
+    for name in ("chat_tokens_document", "chat_loss_mask_document"):
+        with IndexedDatasetWriter(name, "i4") as out:
+            out.append([1, 2, 3])
+    words = [*tiny_argv(*TOKENIZER), "--load", "saved", "--data-path", "chat"]
+    output = message(words, 1, "sft")
+    assert "iteration 3 by a run with objective gpt, and this run has objective sft" in output
+    assert "write --finetune" in output
+    config, _ = parse_config([*words, "--finetune"])
+    require_startable(config, world_size=1, objective="sft")
+
+
 def test_a_vocabulary_that_has_moved_names_the_checkpoint_that_says_where_it_was(folder):
     from megatron.inference.loading.loaded_model import tokenizer_and_spec
 

@@ -1,5 +1,6 @@
 """The planner as it is typed."""
 
+import json
 import re
 import subprocess
 import sys
@@ -117,6 +118,17 @@ def test_a_network_by_name_has_its_vocabulary():
         [*words, "--vocabulary", "50257"], capture_output=True, text=True, timeout=100
     )
     assert "parameters: 6,888,361,984 |" in done.stdout
+
+
+def test_the_vocabulary_is_that_of_the_file(tmp_path):
+    (tmp_path / "vocab.json").write_text(json.dumps({"<|endoftext|>": 0, "a": 1, "b": 2}))
+    (tmp_path / "merges.txt").write_text("")
+    files = [f"--vocab-file={tmp_path / 'vocab.json'}", f"--merge-file={tmp_path / 'merges.txt'}"]
+    done = run(*files)
+    assert done.returncode == 0, done.stderr
+    assert " | vocabulary: 3 tokens" in done.stdout
+    assert "assumed" not in done.stdout
+    assert "a vocabulary of 50,257 tokens is assumed" in run().stdout
 
 
 def test_weighted_data_need_not_be_there():

@@ -25,3 +25,13 @@ def test_a_trained_vocabulary_encodes_and_decodes(tmp_path):
     assert tokenizer.decode(tokenizer.encode("ünïcode, 猫")) == "ünïcode, 猫"
     assert len(list((tmp_path / "made").iterdir())) == 2
     assert not (tmp_path / "made.unfinished").exists()
+
+
+def test_inputs_without_text_are_refused(tmp_path):
+    (tmp_path / "empty.jsonl").write_text("")
+    (tmp_path / "blank.txt").write_text("\n \n")
+    words = ("--input", "empty.jsonl", "blank.txt", "--output", "made")
+    done = run_script("tools/train_tokenizer.py", *words, folder=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr == "error: the files of --input hold no text to train a vocabulary on\n"
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["blank.txt", "empty.jsonl"]

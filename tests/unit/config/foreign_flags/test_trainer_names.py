@@ -6,12 +6,24 @@ import pytest
 from tiny import tiny_argv
 
 from megatron.common.errors import ConfigError
-from megatron.config.config import SECTIONS, parse_config
+from megatron.config.config import (
+    ANY_NETWORK,
+    SECTIONS,
+    parse_config,
+    parse_config_for_checkpoint,
+)
+from megatron.config.data.tokenizer import TokenizerConfig
 from megatron.config.foreign_flags.legacy import LEGACY
+from megatron.config.foreign_flags.programs import (
+    GENERATION_NAMES,
+    PREPROCESSING_NAMES,
+    VOCABULARY_NAMES,
+)
 from megatron.config.foreign_flags.trainers import TRAINER_NAMES
+from megatron.config.inference.generation import GenerationConfig
 from megatron.config.parsing.flags import switch_words
 from megatron.config.parsing.near_misses import plain
-from megatron.config.tools.preprocess import PreprocessConfig
+from megatron.config.tools.preprocess import PreprocessConfig, TokenizerTrainingConfig
 
 TRAINER = """
     output_dir learning_rate per_device_train_batch_size num_train_epochs lr_scheduler_type
@@ -92,6 +104,30 @@ def test_answers_name_flags_that_are_accepted():
 )
 def test_values_of_other_trainers_get_an_answer(words, message):
     assert message in problem_of(*words.split())
+
+
+@pytest.mark.parametrize(
+    ("names", "sections"),
+    [
+        (GENERATION_NAMES, {**SECTIONS, "generation": GenerationConfig}),
+        (PREPROCESSING_NAMES, {"preprocess": PreprocessConfig, "tokenizer": TokenizerConfig}),
+        (VOCABULARY_NAMES, {"training": TokenizerTrainingConfig}),
+    ],
+    ids=["generation", "preprocessing", "vocabulary"],
+)
+def test_names_of_other_programs_are_answered_with_flags_of_the_tool(names, sections):
+    accepted = switch_words(sections)
+    for name, answer in names.items():
+        assert {*flags_in(answer)} <= {plain(flag) for flag in accepted}, name
+        assert f"--{name}" not in accepted, f"{name} needs no answer: it is a flag"
+
+
+def test_generation_has_other_names_than_training():
+    with pytest.raises(ConfigError, match="--max-tokens; write --out-seq-length"):
+        parse_config_for_checkpoint(
+            ["--max-tokens", "5"], ANY_NETWORK, {"generation": GenerationConfig}
+        )
+    assert problem_of("--max-tokens", "5").endswith("write --train-tokens")
 
 
 def test_names_of_parts_are_read_without_case():
