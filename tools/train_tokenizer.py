@@ -10,7 +10,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs 
 from megatron.common.atomic_files import staged_folder
 from megatron.common.cli import run_tool
 from megatron.common.errors import ConfigError, DataError, raise_if_any, reason
-from megatron.config.foreign_flags.programs import VOCABULARY_NAMES
 from megatron.config.parsing.declaration import range_problems
 from megatron.config.parsing.flags import parse_sections
 from megatron.config.tools.preprocess import TokenizerTrainingConfig
@@ -25,12 +24,7 @@ _LIMITS = Limits(block_bytes=1 << 20, line_bytes=1 << 28)
 
 def main(argv: Sequence[str]) -> None:
     """Write the vocabulary of the texts of the command line `argv`."""
-    parsed = parse_sections(
-        argv,
-        {"training": TokenizerTrainingConfig},
-        description=__doc__ or "",
-        answers=VOCABULARY_NAMES,
-    )
+    parsed = parse_sections(argv, {"training": TokenizerTrainingConfig}, description=__doc__ or "")
     options: TokenizerTrainingConfig = parsed.sections["training"]
     output = Path(options.output)
     raise_if_any(

@@ -22,11 +22,9 @@ from megatron.config.data.masks import MaskConfig
 from megatron.config.data.objective import FimConfig, ObjectiveConfig
 from megatron.config.data.tokenizer import TokenizerConfig
 from megatron.config.foreign_flags.legacy import LEGACY
-from megatron.config.foreign_flags.programs import GENERATION_NAMES
 from megatron.config.foreign_flags.run import ANY_RUN
 from megatron.config.foreign_flags.trainers import TRAINER_NAMES
 from megatron.config.foreign_flags.values import FOREIGN_VALUES
-from megatron.config.inference.generation import GenerationConfig
 from megatron.config.network.experts import ExpertConfig
 from megatron.config.network.kernels import KernelsConfig
 from megatron.config.network.lora import LoraConfig
@@ -249,13 +247,12 @@ def _parse(
     own: Collection[str] = (),
     basics: Sequence[str] = BASICS,
 ) -> Parsed:
-    generation_names = GENERATION_NAMES if GenerationConfig in sections.values() else {}
     return parse_sections(
         words,
         sections,
         description=description,
         legacy=[*LEGACY, *legacy],
-        answers={**TRAINER_NAMES, **FOREIGN_VALUES, **generation_names},
+        answers={**TRAINER_NAMES, **FOREIGN_VALUES},
         defaults=defaults,
         own=own,
         shared=SECTIONS.keys(),

@@ -175,20 +175,18 @@ class Run:
         if self.epochs and self.epochs.progress:
             self.epochs.progress.close()
         log_phase("after training is done")
-        # A run that was done already is neither copied to another directory, nor evaluated once more
-        # on other samples.
         was_done = started_from == state.iteration and stop.is_done(state)
-        # Before the evaluations, so that an error in one of them loses no step.
-        if not was_done and not save(state, leaves=True):
+        # Before the evaluations, so that an error in one of them loses no step. What was done before
+        # is neither copied to another directory, nor evaluated once more on other samples.
+        if not (was_done and saved < 0) and not save(state, leaves=True):
             reason = self._without_save(reason, stop)
-        done_now = stop.is_done(state) and not was_done
-        if done_now:
+        if stop.is_done(state) and not was_done:
             self._evaluate_at_end()
         requests.ignore()
         for closing in (profile, energy):
             if closing:
                 closing.close(state)
-        if stop.is_done(state) and not done_now:
+        if was_done:
             reason += f": it was before; more {self._length_flags()} continue it"
         return self._end(reason, stop.exit_code)
 

@@ -111,7 +111,8 @@ def parse_sections(
         shared: names of the sections of which `--help` lists the fields in `basics` only, and
             `--help-all` all.
         legacy: flags of other systems to refuse or to accept with a notice.
-        answers: by name, what to write in place of flags of other programs; see `FlagParser`.
+        answers: by name, what to write in place of flags of other programs; see `FlagParser`. A
+            section may have further ones in its class variable `OTHER_NAMES`.
         defaults: values by field name that replace the fields' own defaults.
 
     Raises:
@@ -122,10 +123,13 @@ def parse_sections(
     refused = {
         plain(each.option.removeprefix("--")): each.reason for each in legacy if each.refused
     }
+    own_names = chain.from_iterable(
+        getattr(section, "OTHER_NAMES", {}).items() for section in sections.values()
+    )
     parser = FlagParser(
         usage="%(prog)s [flags]",
         description=description,
-        answers={**(answers or {}), **refused},
+        answers={**(answers or {}), **dict(own_names), **refused},
         others=[each.option for each in legacy],
     )
     parser.add_argument(HELP_ALL, action="help", help="List all flags." if shared else SUPPRESS)

@@ -12,7 +12,6 @@ from typing import Any
 
 from megatron.common.errors import ConfigError
 from megatron.config.data.tokenizer import TokenizerConfig, tokenizer_arguments
-from megatron.config.foreign_flags.programs import PREPROCESSING_NAMES
 from megatron.config.foreign_flags.run import TOKENIZER_LEGACY
 from megatron.config.parsing.flags import Legacy, Parsed, parse_sections
 from megatron.config.parsing.titles import BASICS_OF_TOKENIZERS
@@ -122,7 +121,6 @@ def parse_flags(
         {**own, **shared},
         description=description,
         legacy=[*_LEGACY, *legacy],
-        answers=PREPROCESSING_NAMES,
         own=own,
         shared=shared,
         basics=BASICS_OF_TOKENIZERS,

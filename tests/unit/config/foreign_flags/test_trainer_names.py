@@ -14,11 +14,6 @@ from megatron.config.config import (
 )
 from megatron.config.data.tokenizer import TokenizerConfig
 from megatron.config.foreign_flags.legacy import LEGACY
-from megatron.config.foreign_flags.programs import (
-    GENERATION_NAMES,
-    PREPROCESSING_NAMES,
-    VOCABULARY_NAMES,
-)
 from megatron.config.foreign_flags.trainers import TRAINER_NAMES
 from megatron.config.inference.generation import GenerationConfig
 from megatron.config.parsing.flags import switch_words
@@ -107,17 +102,16 @@ def test_values_of_other_trainers_get_an_answer(words, message):
 
 
 @pytest.mark.parametrize(
-    ("names", "sections"),
+    ("section", "others"),
     [
-        (GENERATION_NAMES, {**SECTIONS, "generation": GenerationConfig}),
-        (PREPROCESSING_NAMES, {"preprocess": PreprocessConfig, "tokenizer": TokenizerConfig}),
-        (VOCABULARY_NAMES, {"training": TokenizerTrainingConfig}),
+        (GenerationConfig, SECTIONS),
+        (PreprocessConfig, {"tokenizer": TokenizerConfig}),
+        (TokenizerTrainingConfig, {}),
     ],
-    ids=["generation", "preprocessing", "vocabulary"],
 )
-def test_names_of_other_programs_are_answered_with_flags_of_the_tool(names, sections):
-    accepted = switch_words(sections)
-    for name, answer in names.items():
+def test_names_of_other_programs_are_answered_with_flags_of_the_tool(section, others):
+    accepted = switch_words({**others, "own": section})
+    for name, answer in section.OTHER_NAMES.items():
         assert {*flags_in(answer)} <= {plain(flag) for flag in accepted}, name
         assert f"--{name}" not in accepted, f"{name} needs no answer: it is a flag"
 
