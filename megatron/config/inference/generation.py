@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 from megatron.config.network.model_problems import query_group_problems
 from megatron.config.network.model_spec import ModelSpec
@@ -44,38 +44,12 @@ class DecodingConfig(SamplingConfig):
     fp32 instead of fp16 on CPUs."""
 
 
-_LENGTH = "write --out-seq-length"
-_SAMPLES = (
-    "a prompt has one continuation: repeat it in the lines of --sample-input-file; without a prompt, "
-    "write --num-samples"
-)
-
-_OTHER_NAMES: Mapping[str, str] = {
-    **dict.fromkeys(("max-new-tokens", "max-tokens", "max-length", "max-gen-toks"), _LENGTH),
-    **dict.fromkeys(("num-return-sequences", "n", "best-of"), _SAMPLES),
-    "do-sample": "sampling is the default; --greedy turns it off",
-    "num-beams": "write --beam-width",
-    "stop": "write --stop-strings",
-    "stop-token-ids": "write --stop-tokens",
-    "eos-token-id": "write --stop-tokens",
-    "model": "write --load",
-    "model-path": "write --load",
-    "max-model-len": "write --inference-max-seq-length",
-    "prompts": "write --sample-input-file, a prompt a line",
-    "use-cache": "the KV cache is on unless --recompute is given",
-    "batch-size": "write --micro-batch-size",
-}
-"""By name with hyphens in transformers' generate, vLLM or lm_eval, what to write in place of it."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class GenerationConfig(DecodingConfig):
     """Text generation; --micro-batch-size is the number of sequences in a batch.
 
     Continues a prompt or a file of prompts, generates without a prompt, or reads typed prompts.
     """
-
-    OTHER_NAMES: ClassVar[Mapping[str, str]] = _OTHER_NAMES
 
     prompt: str | None = None
     """Text to continue."""

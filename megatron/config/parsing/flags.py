@@ -21,7 +21,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from megatron.common.errors import ConfigError, raise_if_any
 from megatron.common.registry import REGISTRIES, Registry
 from megatron.config.parsing.declaration import Flag, flags_of
-from megatron.config.parsing.near_misses import plain
+from megatron.config.parsing.near_misses import OTHER_NAMES, plain
 from megatron.config.parsing.parser import OFF, FlagParser, merge_messages
 from megatron.config.parsing.titles import about, title_of
 
@@ -111,8 +111,8 @@ def parse_sections(
         shared: names of the sections of which `--help` lists the fields in `basics` only, and
             `--help-all` all.
         legacy: flags of other systems to refuse or to accept with a notice.
-        answers: by name, what to write in place of flags of other programs; see `FlagParser`. A
-            section may have further ones in its class variable `OTHER_NAMES`.
+        answers: by name, what to write in place of flags of other programs; see `FlagParser`. Some
+            sections have further ones.
         defaults: values by field name that replace the fields' own defaults.
 
     Raises:
@@ -124,7 +124,7 @@ def parse_sections(
         plain(each.option.removeprefix("--")): each.reason for each in legacy if each.refused
     }
     own_names = chain.from_iterable(
-        getattr(section, "OTHER_NAMES", {}).items() for section in sections.values()
+        OTHER_NAMES.get(section.__name__, {}).items() for section in sections.values()
     )
     parser = FlagParser(
         usage="%(prog)s [flags]",

@@ -8,6 +8,50 @@ _SHORT = (
     4  # in words of fewer letters, none is replaced: pp and tp are no misspellings of each other
 )
 
+_LENGTH = "write --out-seq-length"
+_SAMPLES = (
+    "a prompt has one continuation: repeat it in the lines of --sample-input-file; without a prompt, "
+    "write --num-samples"
+)
+
+_GENERATION: Mapping[str, str] = {
+    **dict.fromkeys(("max-new-tokens", "max-tokens", "max-length", "max-gen-toks"), _LENGTH),
+    **dict.fromkeys(("num-return-sequences", "n", "best-of"), _SAMPLES),
+    "do-sample": "sampling is the default; --greedy turns it off",
+    "num-beams": "write --beam-width",
+    "stop": "write --stop-strings",
+    "stop-token-ids": "write --stop-tokens",
+    "eos-token-id": "write --stop-tokens",
+    "model": "write --load",
+    "model-path": "write --load",
+    "max-model-len": "write --inference-max-seq-length",
+    "prompts": "write --sample-input-file, a prompt a line",
+    "use-cache": "the KV cache is on unless --recompute is given",
+    "batch-size": "write --micro-batch-size",
+}
+
+_PREPROCESSING: Mapping[str, str] = {
+    "tokenizer": "write --tokenizer-type, and the files or the folder that this type needs",
+    "tokenizer-path": "write --tokenizer-type PretrainedFromHF and --tokenizer-name-or-path",
+    **dict.fromkeys(("key", "keys", "column", "text-column", "field"), "write --json-keys"),
+    **dict.fromkeys(("output", "out", "output-dir", "save"), "write --output-prefix"),
+    **dict.fromkeys(("num-workers", "num-proc"), "write --workers"),
+}
+
+_VOCABULARY: Mapping[str, str] = {
+    **dict.fromkeys(("out", "output-dir", "save", "output-prefix"), "write --output"),
+    **dict.fromkeys(("key", "json-keys", "column"), "write --json-key"),
+    **dict.fromkeys(("files", "data", "corpus"), "write --input"),
+}
+
+OTHER_NAMES: Mapping[str, Mapping[str, str]] = {
+    "GenerationConfig": _GENERATION,
+    "PreprocessConfig": _PREPROCESSING,
+    "TokenizerTrainingConfig": _VOCABULARY,
+}
+"""By class of a section, and by name with hyphens, what to write in place of it, in addition to
+the names of trainers in megatron/config/foreign_flags/trainers.py."""
+
 
 @cache
 def plain(option: str) -> str:

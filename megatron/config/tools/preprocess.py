@@ -1,26 +1,14 @@
 """Preprocessing and merging of token files: flags."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Literal
 
 from megatron.config.parsing.declaration import setting
-
-_PREPROCESSING_NAMES: Mapping[str, str] = {
-    "tokenizer": "write --tokenizer-type, and the files or the folder that this type needs",
-    "tokenizer-path": "write --tokenizer-type PretrainedFromHF and --tokenizer-name-or-path",
-    **dict.fromkeys(("key", "keys", "column", "text-column", "field"), "write --json-keys"),
-    **dict.fromkeys(("output", "out", "output-dir", "save"), "write --output-prefix"),
-    **dict.fromkeys(("num-workers", "num-proc"), "write --workers"),
-}
-"""By name, what to write in place of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PreprocessConfig:
     """Preprocessing of texts to token files."""
-
-    OTHER_NAMES: ClassVar[Mapping[str, str]] = _PREPROCESSING_NAMES
 
     input: list[str]
     """Files with one JSON object a line, or a JSON array of objects, or plain text, plain or
@@ -122,19 +110,9 @@ class WorkerTrialConfig:
     """Documents to try them on, the first of the input."""
 
 
-_VOCABULARY_NAMES: Mapping[str, str] = {
-    **dict.fromkeys(("out", "output-dir", "save", "output-prefix"), "write --output"),
-    **dict.fromkeys(("key", "json-keys", "column"), "write --json-key"),
-    **dict.fromkeys(("files", "data", "corpus"), "write --input"),
-}
-"""By name, what to write in place of it."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class TokenizerTrainingConfig:
     """Training of a vocabulary."""
-
-    OTHER_NAMES: ClassVar[Mapping[str, str]] = _VOCABULARY_NAMES
 
     input: list[str]
     """Texts, as --input of preprocessing: JSON lines, plain text, Parquet, plain or compressed; files,

@@ -17,7 +17,7 @@ from megatron.config.foreign_flags.legacy import LEGACY
 from megatron.config.foreign_flags.trainers import TRAINER_NAMES
 from megatron.config.inference.generation import GenerationConfig
 from megatron.config.parsing.flags import switch_words
-from megatron.config.parsing.near_misses import plain
+from megatron.config.parsing.near_misses import OTHER_NAMES, plain
 from megatron.config.tools.preprocess import PreprocessConfig, TokenizerTrainingConfig
 
 TRAINER = """
@@ -111,7 +111,7 @@ def test_values_of_other_trainers_get_an_answer(words, message):
 )
 def test_names_of_other_programs_are_answered_with_flags_of_the_tool(section, others):
     accepted = switch_words({**others, "own": section})
-    for name, answer in section.OTHER_NAMES.items():
+    for name, answer in OTHER_NAMES[section.__name__].items():
         assert {*flags_in(answer)} <= {plain(flag) for flag in accepted}, name
         assert f"--{name}" not in accepted, f"{name} needs no answer: it is a flag"
 
