@@ -110,7 +110,7 @@ def network_in(config: Config, objective: ObjectiveName) -> Network:
     if name and not _trains(declared.network, name):
         raise ConfigError(
             f"--network {name}: the objective {objective} trains a {declared.network.upper()}: leave "
-            "the flag out"
+            "out this flag, or those of that network"
         )
     name = name or declared.network
     flags = NETWORKS.flags_of(name, config.extensions)

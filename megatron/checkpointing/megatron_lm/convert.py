@@ -26,7 +26,7 @@ from megatron.common.errors import (
     WrongCheckpointError,
     near,
 )
-from megatron.common.registry import KINDS, LOADERS
+from megatron.common.registry import KINDS, LOADERS, NETWORKS
 from megatron.config.architecture.architecture import network_named
 from megatron.config.config import Config
 from megatron.config.data.corpora import DataConfig
@@ -167,12 +167,13 @@ def _format_of(source: Path, loader: str | None) -> str | None:
 
 
 def _require_architecture(conversion: Conversion, found: str) -> None:
-    """Refuse a network of another architecture than --model-type.
+    """Refuse a network of another architecture than --model-type, unless it is one in its place.
 
     Raises:
         ConfigError: names both.
     """
-    if conversion.architecture not in (None, found):
+    in_place_of = NETWORKS.get_class(found).in_place_of if found in NETWORKS else ""
+    if conversion.architecture not in (None, found, in_place_of):
         raise ConfigError(
             f"--model-type {conversion.architecture.upper()}, but {conversion.source} holds a "
             f"{found.upper()}: give --model-type {found.upper()}"

@@ -268,4 +268,7 @@ def written_form(spec: ModelSpec) -> Form:
     name = spec.architecture
     if name in NETWORKS and (form := form_of(name)):
         return form
-    raise CheckpointError(f"Megatron-LM has no {name}: its files cannot hold this network")
+    raise CheckpointError(
+        f"a network {name} is not written in the format of Megatron-LM: "
+        "tools/convert_checkpoint/to_hf.py writes the formats of transformers and others"
+    )

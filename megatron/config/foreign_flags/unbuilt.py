@@ -2,6 +2,11 @@
 
 from megatron.config.foreign_flags.tables import accepted, read_as, refused
 
+_HYBRID_SPECS = (
+    "megatron.core.models.mamba.mamba_layer_specs mamba_stack_spec",
+    "megatron.core.models.hybrid.hybrid_layer_specs hybrid_stack_spec",
+)
+
 NETWORK_FLAGS = (
     *accepted("generation always caches the latents of latent attention", "cache-mla-latents"),
     *refused(
@@ -55,13 +60,22 @@ NETWORK_FLAGS = (
         engram-num-hash-heads-per-ngram engram-layer-ids engram-target-layer-indices engram-seed
         engram-kernel-size engram-table-backend""",
     ),
-    *refused(
-        "write --network hybrid --hybrid-layer-pattern with a letter for each layer instead",
-        "is-hybrid-model hybrid-override-pattern linear-attention-freq",
+    # Without a pattern beside it, --network hybrid is refused with what to write.
+    *read_as("is-hybrid-model", "it takes no value", switch="--network hybrid"),
+    *read_as(
+        "hybrid-attention-ratio hybrid-mlp-ratio linear-attention-freq",
+        "write --hybrid-layer-pattern with a letter for each layer instead",
+        other="--network hybrid",
+    ),
+    *accepted("recurrences are computed in chunks by PyTorch", "disable-mamba-mem-eff-path"),
+    *read_as(
+        "mamba-training-ssm-states-dtype",
+        "states of recurrences are fp32; leave this flag out",
+        fp32="",
     ),
     *refused(
         "this option of hybrid networks is not built; leave this flag out",
-        "disable-mamba-mem-eff-path mamba-training-ssm-states-dtype mlp-chunks-for-training",
+        "mlp-chunks-for-training",
     ),
     *refused(
         "layers of different sizes are not built; leave this flag out",
@@ -103,6 +117,7 @@ NETWORK_FLAGS = (
         "spec",
         "write --network NAME with --plugin MODULE for a network of your own",
         local="",
+        **dict.fromkeys(_HYBRID_SPECS, "--network hybrid"),
     ),
 )
 

@@ -6,13 +6,8 @@ bits inside of recurrences, in sequences of several chunks.
 
 from typing import Any
 
-from megatron.extensions.hybrid.flags import (
-    ATTENTION,
-    CHUNK,
-    DELTA_NET,
-    MAMBA,
-    HybridSpec,
-)
+from megatron.extensions.hybrid.flags import HybridSpec
+from megatron.extensions.hybrid.pattern import ATTENTION, CHUNK, DELTA_NET, MAMBA
 from megatron.planner.activations import BYTES
 
 _WIDE = 4  # bytes of a number inside of a recurrence

@@ -25,7 +25,8 @@ from megatron.config.network.experts import MoESpec
 from megatron.config.network.model_spec import ModelSpec, flat, names_of
 from megatron.config.parsing.files import Values
 from megatron.extensions.hybrid.checkpoints_qwen3_next import QWEN3_NEXT
-from megatron.extensions.hybrid.flags import EXPERTS, MAMBA, HybridSpec
+from megatron.extensions.hybrid.flags import HybridSpec
+from megatron.extensions.hybrid.pattern import EXPERTS, MAMBA
 from megatron.extensions.hybrid.tensor_mappings import ConvolutionWeight, Experts, GroupedRows
 
 _KINDS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}

@@ -27,9 +27,10 @@ from megatron.common.errors import CheckpointError
 from megatron.config.network.experts import MoESpec
 from megatron.config.network.model_spec import ModelSpec, names_of
 from megatron.config.parsing.files import Values
-from megatron.extensions.hybrid.flags import ATTENTION as FULL
-from megatron.extensions.hybrid.flags import DELTA_NET, EXPERTS, HybridSpec
-from megatron.extensions.hybrid.flags import MLP as DENSE
+from megatron.extensions.hybrid.flags import HybridSpec
+from megatron.extensions.hybrid.pattern import ATTENTION as FULL
+from megatron.extensions.hybrid.pattern import DELTA_NET, EXPERTS
+from megatron.extensions.hybrid.pattern import MLP as DENSE
 from megatron.extensions.hybrid.tensor_mappings import (
     ConvolutionWeight,
     GatedQueriesKeysValues,

@@ -1,6 +1,6 @@
 """Hybrid networks: the layer pattern and the sizes of recurrent layers; resolution and checks."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,29 +9,25 @@ from megatron.config.network.model_resolution import num_query_groups_of
 from megatron.config.network.model_spec import ModelSpec
 from megatron.config.parallelism.layout import sequence_flags
 from megatron.config.parsing.declaration import range_problems, resolve, setting
-
-MAMBA, DELTA_NET, ATTENTION, MLP, EXPERTS = "MG*-E"
-RECURRENT = (MAMBA, DELTA_NET)
-CHUNK = 64
-"""Positions of a recurrent layer that are computed at once: products inside grow with their square."""
-
-_ELSEWHERE = {
-    "D": "sparse attention is not built",
-    "+": "attention is latent with --multi-latent-attention in networks of attention alone",
-    "|": "write --pp-partition-method for other stages than equal ones",
-    "/": "layers of multi-token prediction are not built for this network",
-}
-"""Letters of Megatron-LM's patterns that are refused, and why."""
+from megatron.extensions.hybrid.pattern import (
+    ATTENTION,
+    DELTA_NET,
+    EXPERTS,
+    MAMBA,
+    RECURRENT,
+    LayerPattern,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class HybridConfig:
     """Hybrid networks (--network hybrid): recurrent layers, attention, MLPs and experts by a pattern."""
 
-    hybrid_layer_pattern: str | None = None
-    """Kind of each layer, as many letters as --num-layers, each a layer of one part: M Mamba-2, G Gated
-    DeltaNet, * attention, - MLP, E experts. A transformer layer is two: *- or *E. Write = before a pattern that
-    begins with -."""
+    hybrid_layer_pattern: str | None = setting(None, older=("--hybrid-override-pattern",))
+    """Kind of each layer, each a layer of one part: M Mamba-2, G Gated DeltaNet, * attention, - MLP, E
+    experts; a transformer layer is two: *- or *E. | ends a pipeline stage, or a chunk of one. Implies
+    --network hybrid, and as many --num-layers as letters. Write = before a pattern that begins with
+    -."""
 
     mamba_state_dim: int = setting(128, at_least=1)
     """Features of the state of Mamba-2 for each feature of a head."""
@@ -72,6 +68,17 @@ SECTIONS = {"hybrid": HybridConfig}
 OF_NETWORK = ("hybrid",)
 
 
+def settings_of(values: Mapping[str, Any]) -> LayerPattern | None:
+    """Return the pattern of a command line or of a checkpoint; None if there is none.
+
+    Args:
+        values: by field or spelling, those given over those saved.
+    """
+    text = values.get("hybrid_override_pattern") or values.get("hybrid_layer_pattern")
+    stages = str(values.get("pipeline_model_parallel_size") or 1)
+    return LayerPattern(str(text), int(stages) if stages.isdigit() else 1) if text else None
+
+
 @dataclass(frozen=True, kw_only=True)
 class HybridSpec:
     """Kinds of layers, and the sizes of those that the pattern has; others are 0."""
@@ -101,9 +108,9 @@ class HybridSpec:
 
 def with_pattern(spec: ModelSpec, config: HybridConfig) -> ModelSpec:
     """Return `spec`, a GPT's, with layers of the kinds in the pattern."""
-    pattern = config.hybrid_layer_pattern or ""
+    pattern = LayerPattern(config.hybrid_layer_pattern or "").letters
     heads = config.mamba_num_heads or 2 * spec.hidden_size // config.mamba_head_dim
-    own = resolve(HybridSpec, "model", config, mamba_num_heads=heads)
+    own = resolve(HybridSpec, "model", config, hybrid_layer_pattern=pattern, mamba_num_heads=heads)
     absent = [
         *(("mamba_",) if MAMBA not in pattern else ()),
         *(("linear_key_", "linear_value_", "linear_num_") if DELTA_NET not in pattern else ()),
@@ -122,23 +129,20 @@ def with_pattern(spec: ModelSpec, config: HybridConfig) -> ModelSpec:
 def hybrid_problems(config: Config) -> Iterator[str]:
     """Yield why a hybrid network cannot be built or divided."""
     hybrid: HybridConfig = config.section(HybridConfig)
-    pattern = hybrid.hybrid_layer_pattern
-    if not pattern:
+    if not hybrid.hybrid_layer_pattern:
         yield (
             "--hybrid-layer-pattern is missing: the kind of each layer, such as M-M-M*-, with M "
             "Mamba-2, G Gated DeltaNet, * attention, - MLP and E experts"
         )
         return
     yield from range_problems(hybrid)
-    yield from _pattern_problems(pattern, config)
-    yield from _size_problems(hybrid, pattern, config)
+    pattern = LayerPattern(hybrid.hybrid_layer_pattern)
+    yield from pattern.problems()
+    yield from _layer_problems(pattern.letters, config)
+    yield from _size_problems(hybrid, pattern.letters, config)
 
 
-def _pattern_problems(pattern: str, config: Config) -> Iterator[str]:
-    for letter in dict.fromkeys(pattern):
-        if letter not in (*RECURRENT, ATTENTION, MLP, EXPERTS):
-            reason = _ELSEWHERE.get(letter, "known are M, G, *, - and E")
-            yield f"--hybrid-layer-pattern {pattern} has {letter}: {reason}"
+def _layer_problems(pattern: str, config: Config) -> Iterator[str]:
     if len(pattern) != config.model.num_layers:
         yield (
             f"--num-layers {config.model.num_layers}: --hybrid-layer-pattern {pattern} has "

@@ -5,9 +5,10 @@ from dataclasses import replace
 from torch import Tensor, nn
 
 from megatron.config.network.model_spec import ModelSpec
-from megatron.extensions.hybrid.flags import ATTENTION, DELTA_NET, MAMBA, HybridSpec
+from megatron.extensions.hybrid.flags import HybridSpec
 from megatron.extensions.hybrid.gated_attention import GatedAttention
 from megatron.extensions.hybrid.mixers import GatedDeltaNet, Mamba2
+from megatron.extensions.hybrid.pattern import ATTENTION, DELTA_NET, MAMBA
 from megatron.model.gpt import gpt_layers
 from megatron.model.layers.attention import ParallelAttention
 from megatron.model.layers.experts import build_mlp

@@ -26,12 +26,12 @@ from megatron.config.parallelism.recompute_plan import RecomputePlan
 from megatron.config.parsing.flags import given_options
 from megatron.extensions.hybrid.activations import layer_bytes, product_bytes
 from megatron.extensions.hybrid.flags import (
-    ATTENTION,
     HybridConfig,
     HybridSpec,
     hybrid_problems,
     with_pattern,
 )
+from megatron.extensions.hybrid.pattern import ATTENTION
 
 _ABSENT = (name for part in (LatentSpec, LoraSpec, PredictionSpec) for name in names_of(part))
 """Options of parts that are not built for hybrid networks."""

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from megatron.extensions.hybrid.flags import CHUNK
+from megatron.extensions.hybrid.pattern import CHUNK
 
 
 class Decay(NamedTuple):

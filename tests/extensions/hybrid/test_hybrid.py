@@ -200,7 +200,6 @@ def test_sizes_have_megatrons_defaults():
     [
         ("MG", ("--num-layers", "3"), "--num-layers 3 … MG … write --num-layers 2"),
         ("MD", (), "has D: sparse attention"),
-        ("M|M", (), "has |: … --pp-partition-method"),
         ("M/M", (), "has /: … multi-token prediction"),
         ("M+", (), "has +: … latent"),
         ("Mx", (), "has x: known are M, G, *, - and E"),
@@ -234,8 +233,67 @@ def test_a_wrong_flag_is_refused(pattern, flags, words):
 
 def test_flags_of_hybrids_are_refused_without_the_network():
     with problem("--hybrid-layer-pattern is for hybrid networks: add --network hybrid"):
-        tiny_plan("--hybrid-layer-pattern", "MM")
+        tiny_plan("--network", "gpt", "--hybrid-layer-pattern", "MM")
+    with problem("--mamba-head-dim is for hybrid networks: add --network hybrid"):
+        tiny_plan("--mamba-head-dim", "4")
     with problem("--hybrid-layer-pattern is missing"):
         tiny_plan("--network", "hybrid")
     with problem("--network hybrid: the objective bert … BERT"):
         tiny_plan("--network", "hybrid", objective="bert")
+
+
+OF_MEGATRON_LM = (
+    ("--is-hybrid-model", "--hybrid-attention-ratio", "0.1", "--hybrid-mlp-ratio", "0.5"),
+    ("--spec", "megatron.core.models.mamba.mamba_layer_specs", "mamba_stack_spec"),
+    ("--spec", "megatron.core.models.hybrid.hybrid_layer_specs", "hybrid_stack_spec"),
+    ("--disable-mamba-mem-eff-path", "--mamba-training-ssm-states-dtype", "fp32"),
+)
+
+
+@pytest.mark.parametrize("flags", OF_MEGATRON_LM)
+def test_a_pattern_implies_the_network_and_its_layers(flags):
+    for spelling in ("--hybrid-layer-pattern", "--hybrid-override-pattern"):
+        words = (*SIZES[2:], spelling, "M-M*", *flags)
+        model = tiny_plan(*words, without=("--num-layers",), vocab_size=30).model
+        assert (model.architecture, model.num_layers) == ("hybrid", 4)
+
+
+@pytest.mark.parametrize("flags", OF_MEGATRON_LM[:3])
+def test_flags_of_hybrids_without_a_pattern_are_refused(flags):
+    with problem("--hybrid-layer-pattern is missing: … M Mamba-2"):
+        tiny_plan(*flags)
+
+
+def test_borders_in_a_pattern_divide_its_layers_into_stages_and_chunks():
+    stages = ("--pipeline-model-parallel-size", "2")
+    two, four = (
+        tiny_plan(
+            *(*SIZES, "--hybrid-layer-pattern", pattern, *stages, "--global-batch-size", "8"),
+            without=("--num-layers",),
+            vocab_size=30,
+            world_size=2,
+        )
+        for pattern in ("M-M|*-M-*", "M|-M*|-M|-*")
+    )
+    assert two.model.own.hybrid_layer_pattern == "M-M*-M-*"
+    assert (two.parallel.partition_method, two.parallel.chunks) == ("layers:3,5", 1)
+    assert (four.parallel.partition_method, four.parallel.chunks) == ("layers:1,3,2,2", 2)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "flags", "words"),
+    [
+        ("M-|M*", (), "--pipeline-model-parallel-size 1: … M-|M* makes 2 stages: write"),
+        (
+            "M-|M*",
+            ("--pipeline-model-parallel-size", "2", "--pp-partition-method", "layers:1,3"),
+            "--pp-partition-method layers:1,3: … M-|M* divides the layers",
+        ),
+        ("M-M/*-/*-", (), "has /: 2 layers of multi-token prediction … write M-M"),
+        ("M-M/*-", ("--num-layers", "4"), "--num-layers 4: … has 3 layers: write --num-layers 3"),
+    ],
+)
+def test_borders_and_depths_that_make_no_stages_are_refused(pattern, flags, words):
+    words_of_network = (*SIZES, "--hybrid-layer-pattern", pattern)
+    with problem(words):
+        tiny_plan(*words_of_network, *flags, without=("--num-layers",), world_size=2)

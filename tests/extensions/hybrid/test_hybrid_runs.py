@@ -14,7 +14,7 @@ RUN = [
 ]
 TOKENS = ["--tokenizer-type", "NullTokenizer", "--vocab-size", "60"]
 NETWORK = [
-    *("--network", "hybrid", "--hybrid-layer-pattern", "MG*-", "--num-layers", "4"),
+    *("--hybrid-layer-pattern", "MG*-"),
     *("--hidden-size", "32", "--num-attention-heads", "4", "--position-embedding-type", "none"),
     *("--mamba-head-dim", "8", "--mamba-num-groups", "2", "--mamba-state-dim", "8"),
     *("--linear-key-head-dim", "8", "--linear-value-head-dim", "8"),
@@ -89,3 +89,11 @@ def test_networks_that_transformers_lacks_are_not_exported(trained: Path, tmp_pa
     words = ["--load", str(trained), "--save", str(tmp_path / "out")]
     done = tool("tools/convert_checkpoint/to_hf.py", *words)
     assert done.codes != [0] and "--hybrid-layer-pattern" in done.outputs[0]
+
+
+def test_megatron_lm_files_are_not_written(trained: Path, tmp_path: Path) -> None:
+    words = ["--saver", "megatron", "--load-dir", str(trained), "--save-dir", str(tmp_path / "out")]
+    done = tool("tools/checkpoint/util.py", "--model-type", "GPT", *words)
+    assert done.codes != [0]
+    assert "hybrid is not written in the format of Megatron-LM" in done.outputs[0]
+    assert "to_hf.py" in done.outputs[0]
