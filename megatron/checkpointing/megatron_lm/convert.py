@@ -172,11 +172,11 @@ def _require_architecture(conversion: Conversion, found: str) -> None:
     Raises:
         ConfigError: names both.
     """
-    in_place_of = NETWORKS.get_class(found).in_place_of if found in NETWORKS else ""
-    if conversion.architecture not in (None, found, in_place_of):
+    kind = (NETWORKS.get_class(found).in_place_of if found in NETWORKS else "") or found
+    if conversion.architecture not in (None, kind):
         raise ConfigError(
             f"--model-type {conversion.architecture.upper()}, but {conversion.source} holds a "
-            f"{found.upper()}: give --model-type {found.upper()}"
+            f"{found.upper()}: give --model-type {kind.upper()}"
         )
 
 

@@ -8,8 +8,9 @@ from megatron.config.parsing.declaration import setting
 
 
 def architectures() -> dict[str, str]:
-    """Return the names of networks by --model-type."""
-    return {name.upper(): name for name in NETWORKS.with_extensions()}
+    """Return the names of networks by --model-type, without those that count as another one."""
+    names = NETWORKS.with_extensions()
+    return {name.upper(): name for name in names if not NETWORKS.get_class(name).in_place_of}
 
 
 @dataclass(frozen=True, kw_only=True)
