@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Monitor a run, live or afterwards: `watch.py RUN_DIR`, where RUN_DIR is its --save."""
+"""Monitor a run, live or afterwards: `tools/watch.py RUN_DIR`, where RUN_DIR is its --save."""
 
 import shutil
 import sys
@@ -42,12 +42,13 @@ def main(argv: Sequence[str]) -> None:
         write_page(Path(config.html), runs, datetime.now().astimezone())
         print(f"written to {config.html}")
         return
-    while True:
-        show(history, directory)
-        if config.once:
-            return
+    show(history, directory)
+    while not (config.once or history.end):
         time.sleep(config.every)
-        history.add(new_records(reader, directory))
+        records = [*new_records(reader, directory)]
+        history.add(records)
+        if records or sys.stdout.isatty():
+            show(history, directory)
 
 
 def open_run(directory: Path) -> tuple[JournalReader, History]:

@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs 
 from megatron.checkpointing.saved_run import SavedRun, read_saved_run
 from megatron.common.cli import run_tool
 from megatron.common.errors import ConfigError, MegatronError
+from megatron.common.installation import in_this_installation
 from megatron.config.config import (
     all_sections,
     flatten,
@@ -44,11 +45,14 @@ _SHOWN = ("lm_loss", "grad_norm", "learning_rate", "loss_scale", "skipped", "sec
 def main(argv: Sequence[str]) -> None:
     """Print samples and metrics of the step named in `argv`."""
     if HELP & {*argv}:
-        print(__doc__)
+        print(in_this_installation(__doc__ or ""))
         return
     load = peek(argv).get("load")
     if not load or not argv[0].isdigit():
-        raise ConfigError("usage: why_step.py STEP --load DIR, the --save of the run")
+        wrong = f"{argv[0]} is not a step" if argv and load else "--load is missing"
+        raise ConfigError(
+            f"{wrong}: write tools/why_step.py STEP --load DIR, the --save of the run"
+        )
     step, directory = int(argv[0]), Path(load)
     records = [r for r in every_attempt(directory, step) if r["event"] == STEP]
     if not records:

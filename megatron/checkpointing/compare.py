@@ -142,7 +142,7 @@ def require_same(
             "checkpoint (for the network, leave the flags out and write --use-checkpoint-args), "
             f"or give another --load:\n{table(found)}"
         )
-    if with_schedule:
+    if with_schedule and not found:
         refusals += _schedule_problems(then, now, folder)
     if with_samples:
         refusals += _sample_order_problems(then, now, folder)
@@ -158,7 +158,7 @@ def _schedule_problems(
         return
     text = (
         f"{folder} was saved by a run with another learning-rate schedule; write "
-        "--override-opt_param-scheduler to continue with that of the flags, or "
+        "--override-opt_param-scheduler to continue with that of the flags, as for a longer run, or "
         "--use-checkpoint-opt_param-scheduler to continue with that of the checkpoint:\n"
         + table(rates)
     )
@@ -198,6 +198,14 @@ def require_same_model(then: Mapping[str, Any], now: Mapping[str, Any], folder: 
         raise WrongCheckpointError(
             f"{folder} holds another network than the flags describe:\n{table(found)}"
         )
+
+
+_FOLLOWS = {
+    "model.ffn_hidden_size": ("model.hidden_size",),
+    "model.head_dim": ("model.hidden_size", "model.num_attention_heads"),
+    "model.num_query_groups": ("model.num_attention_heads",),
+}
+"""Sizes that may follow from others, by field: where these differ, the table has these alone."""
 
 
 _GROUPS = ("decays_qk_norms", "embeddings_apart")
@@ -386,12 +394,19 @@ def _differences(
         if saved != current and (current or name in then[section]):
             if in_weights not in (None, _is_in_weights(f"{section}.{name}", now[section])):
                 continue
+            if any(_differs(then, now, cause) for cause in _FOLLOWS.get(f"{section}.{name}", ())):
+                continue
             in_tokens = now[section].get("unit") == "tokens"
             (flag, saved), (_, current) = (
                 flag_and_value(f"{section}.{name}", v, in_tokens=in_tokens)
                 for v in (saved, current)
             )
             yield Difference(flag, saved, current)
+
+
+def _differs(then: Mapping[str, Any], now: Mapping[str, Any], field: str) -> bool:
+    section, _, name = field.partition(".")
+    return bool(then[section].get(name) != now[section].get(name))
 
 
 def _own_differences(

@@ -134,14 +134,16 @@ def _data_problems(config: Config, suffixes: Sequence[str]) -> Iterator[str]:
 
 
 def _text_problem(prefix: str, suffixes: Sequence[str]) -> str:
-    """Return the error of a file of text in place of token files."""
+    """Return the error of a file or a folder of text in place of token files."""
     path = Path(prefix)
-    if path.suffix not in (".jsonl", ".json", ".txt", ".parquet") or not path.is_file():
+    is_file = path.suffix in (".jsonl", ".json", ".txt", ".parquet") and path.is_file()
+    is_made = any(os.path.exists(f"{prefix}{suffix}.idx") for suffix in suffixes)
+    if is_made or not (is_file or path.is_dir()):
         return ""
     chat = "_tokens_document" in suffixes
     made = f"{path.with_suffix('')}{'' if any(suffixes) else '_text_document'}"
     return (
-        f"--data-path {prefix} is a file of text, and training reads token files: "
+        f"--data-path {prefix} is a {'file' if is_file else 'folder'} of text, and training reads token files: "
         f"tools/preprocess_data.py{' --conversations' if chat else ''} --input {prefix} "
         f"--output-prefix {path.with_suffix('')} with the flags of the tokenizer makes them; then "
         f"write --data-path {made}"

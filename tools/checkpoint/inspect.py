@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Inspect a checkpoint of any system: contents, and the command that opens it: `inspect.py PATH`."""
+"""Inspect a checkpoint of any system: contents, and the command that opens it: `tools/checkpoint/inspect.py PATH`."""
 
 import os.path
 import sys
@@ -17,6 +17,7 @@ from megatron.checkpointing.megatron_lm.detect import system_of, title_of
 from megatron.checkpointing.remote import local_checkpoint
 from megatron.common.cli import run_tool, with_flag
 from megatron.common.errors import WrongCheckpointError, near
+from megatron.common.installation import in_this_installation
 from megatron.common.registry import NETWORKS
 from megatron.config.architecture.architecture import network_named
 from megatron.config.config import words_of
@@ -45,6 +46,10 @@ def main(argv: Sequence[str]) -> None:
     system = system_of(path)
     if system is None:
         if not path.exists():
+            if Path(f"{path}.idx").exists():
+                raise WrongCheckpointError(
+                    f"{path} is a pair of token files: tools/inspect_data.py {path} prints them"
+                )
             raise WrongCheckpointError(f"{path}: there is no such file or directory{near(path)}")
         raise WrongCheckpointError(f"{path} holds no checkpoint of a known format")
     print(f"checkpoint: {title_of(system)}")
@@ -55,7 +60,7 @@ def main(argv: Sequence[str]) -> None:
     else:
         lines = _foreign(path, system, each=config.parameters)
     for line in lines:
-        print(line)
+        print(in_this_installation(line))
 
 
 def _own(path: Path, *, each: bool) -> Iterator[str]:

@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs 
 from megatron.checkpointing.remote import local_checkpoint, local_directory, upload_checkpoints
 from megatron.common.cli import run_tool
 from megatron.common.errors import ConfigError
+from megatron.common.installation import in_this_installation
 from megatron.config.parsing.flags import parse_sections
 from megatron.config.plugins import PluginModulesConfig, load_plugins, modules_in
 from megatron.config.run.urls import UrlConfig, cache_of
@@ -55,7 +56,7 @@ def main(argv: Sequence[str]) -> None:
         print("layers of multi-token prediction were left out: --with-mtp imports them")
     for measured in imported.measured:
         print(measured)
-    print(f"flags of {imported.script}:")
+    print(in_this_installation(f"flags of {imported.script}:"))
     print(shlex.join([*imported.flags, "--load", config.save, "--finetune"]))
 
 

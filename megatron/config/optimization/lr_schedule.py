@@ -212,9 +212,9 @@ def schedule_problems(
     fraction = schedule.lr_warmup_fraction
     if schedule.lr < 0 or schedule.min_lr < 0:
         yield f"--lr {schedule.lr} and --min-lr {schedule.min_lr} must not be negative"
-    if schedule.min_lr > schedule.lr:
+    elif schedule.min_lr > schedule.lr:
         yield f"--min-lr {schedule.min_lr} is more than --lr {schedule.lr}"
-    if not 0 <= schedule.lr_warmup_init <= schedule.lr:
+    if schedule.lr >= 0 and not 0 <= schedule.lr_warmup_init <= schedule.lr:
         yield f"--lr-warmup-init {schedule.lr_warmup_init} must be between 0 and --lr {schedule.lr}"
     wrong_fraction = [*range_problems(schedule, "lr_warmup_fraction")]
     yield from wrong_fraction

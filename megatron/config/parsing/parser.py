@@ -1,6 +1,8 @@
 """Parser of command lines: all problems at once, with locations in files of flags and near misses."""
 
+import os.path
 import re
+import shlex
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby, pairwise, zip_longest
@@ -254,7 +256,17 @@ class FlagParser(ToolParser):
             if following == value and action and action.nargs == 0:
                 answer = self._answers.get(f"{switch.removeprefix('--')} VALUE")
                 return f"{switch} takes no value, not {value}; {answer or _without(switch, value)}"
-        return f"unexpected argument {value}; write it as --NAME VALUE"
+        return f"unexpected argument {value}; write {self._with_flag(value)}"
+
+    def _with_flag(self, value: str) -> str:
+        """Return what to write in place of a value without a flag."""
+        if value.endswith((".yaml", ".yml")) and self.has_option("--config"):
+            return f"--config {value}"
+        if " " in value and self.has_option("--prompt"):
+            return f"--prompt {shlex.quote(value)}"
+        if self.has_option("--load") and self.has_option("--save") and os.path.isdir(value):
+            return f"--load {value}, and --save for the output"
+        return "it as --NAME VALUE"
 
 
 def _without(switch: str, value: str) -> str:

@@ -136,7 +136,9 @@ def to_command(parsed: Parsed) -> PreprocessCommand:
     """
     config, output_url = with_local_output(_with_prefix(parsed.sections), parsed.sections["urls"])
     plugins: PluginModulesConfig = parsed.sections["plugins"]
-    tokenizer_args = tokenizer_arguments(parsed.sections["tokenizer"])
+    tokenizer: TokenizerConfig = parsed.sections["tokenizer"]
+    default = "GPT2BPETokenizer" if tokenizer.merge_file else None  # no other type has merges
+    tokenizer_args = tokenizer_arguments(tokenizer, default=default)
     problems = [
         *tokenizer_problems(**tokenizer_args),
         *_problems(config),

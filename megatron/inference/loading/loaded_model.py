@@ -296,6 +296,13 @@ def tokenizer_and_spec(source: ModelSource) -> tuple[Tokenizer, ModelSpec]:
         tensor=manifest.parallel.tensor,
         objective=objective,
     )
+    saved, now = (each.vocabulary.vocab_size for each in (manifest.spec, spec))
+    if saved != now:
+        raise WrongCheckpointError(
+            f"{source.folder} was trained with a vocabulary of {saved} tokens, and the tokenizer of "
+            f"these flags has {now}: leave out the flags of the tokenizer, which come from the "
+            "checkpoint then"
+        )
     require_same_model(manifest.plan, {"model": flat(spec)}, str(source.folder))
     return tokenizer, spec
 

@@ -7,6 +7,7 @@ from typing import Any
 from megatron.checkpointing.compare import require_same
 from megatron.checkpointing.manifest import Manifest
 from megatron.checkpointing.megatron_lm.detect import RESHARDABLE
+from megatron.checkpointing.saved_run import is_model_of_transformers
 from megatron.common.errors import CheckpointError, WrongCheckpointError
 from megatron.config.optimization.lr_schedule import SchedulePlan
 from megatron.config.plan.plan import Plan
@@ -68,7 +69,12 @@ def _require_parts(manifest: Manifest, requested: CheckpointPlan, folder: Path) 
     for is_there, wants, part, states in (
         (
             *(saved.saves_optimizer, requested.loads_optimizer, "optim"),
-            f"optimizer states (Megatron-LM's need {RESHARDABLE} when it saves)",
+            "optimizer states"
+            + (
+                f" (Megatron-LM's need {RESHARDABLE} when it saves)"
+                if source and not is_model_of_transformers(Path(source))
+                else ""
+            ),
         ),
         (saved.saves_streams, requested.loads_streams, "rng", "RNG states"),
     ):

@@ -292,9 +292,14 @@ def test_long_values_are_cut_to_where_they_differ():
     assert [text.strip("xy… ") for text in row.split()[1:]] == ["a", "b"]
 
 
-def test_network_and_learning_rate_are_refused_together():
-    with problem("--num-layers … --lr … 0.1", CheckpointError):
-        require_same(saved(), saved("--num-layers", "3", "--lr", "0.2"), "f", with_schedule=True)
+def test_the_learning_rate_is_compared_once_the_network_is_the_same():
+    other = saved("--num-layers", "3", "--hidden-size", "16", "--lr", "0.2")
+    with pytest.raises(CheckpointError) as caught:
+        require_same(saved(), other, "f", with_schedule=True)
+    rows = [line.split()[0] for line in str(caught.value).splitlines()[1:]]
+    assert rows == ["flag", "--hidden-size", "--num-layers"]
+    with problem("longer run … --lr … 0.1", CheckpointError):
+        require_same(saved(), saved("--lr", "0.2"), "f", with_schedule=True)
 
 
 def test_another_choice_of_trained_weights_is_refused_with_the_optimizer_alone():

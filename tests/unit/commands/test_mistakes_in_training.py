@@ -97,6 +97,9 @@ MISTAKES = [
     ("--save file/run", ["--save file/run", "file is a file"]),
     ("--zero-stage 7", ["--zero-stage 7", "0, 1, 2, 3"]),
     ("--lr fast", ["--lr", "'fast' is not a finite number"]),
+    ("--lr -1", ["--lr -1.0", "must not be negative"]),
+    ("more.yaml", ["unexpected argument more.yaml; write --config more.yaml"]),
+    ("--data-path runs", ["runs is a folder of text", "--data-path runs_text_document"]),
     ("--num-layers", ["--num-layers", "expected one argument"]),
     ("--seed 1.5", ["--seed", "'1.5'"]),
     ("--lr-decay-style cosin", ["--lr-decay-style cosin", "did you mean cosine"]),
@@ -215,6 +218,10 @@ def test_what_depends_on_the_device_waits_for_it(folder, monkeypatch):
         (
             "--load saved --hidden-size 16 --clip-grad 2",
             ["saved/global_step3", "--hidden-size", "8", "16", "--use-checkpoint-args"],
+        ),
+        (
+            "--load saved --num-layers 3 --lr 0.2",
+            ["--num-layers  2                  3\n[]"],
         ),
         ("--load saved --lr 0.2", ["saved/global_step3", "--lr", "0.1", "0.2", "--override-"]),
     ],

@@ -91,6 +91,14 @@ def test_a_run_is_followed_while_it_writes(journal, tmp_path):
             following.kill()
 
 
+def test_a_run_that_has_ended_is_printed_once(journal, tmp_path):
+    end = {"event": "end", "iteration": 1, "reason": "training is done", "exit_code": 0}
+    journal.write_text(step(1) + json.dumps(end) + "\n")
+    done = watch(tmp_path, "--every", "0.05")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("iteration      1\n") == 1
+
+
 def wait_for(process, line):
     for printed in process.stdout:
         if printed == line:
