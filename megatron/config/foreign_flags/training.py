@@ -84,8 +84,10 @@ STEP_FLAGS = (
         "activations-checkpoint-num-layers", "it takes a number", other="--recompute-num-layers {}"
     ),
     *accepted(
-        "--recompute-granularity selective recomputes the core of attention, and full each layer: "
-        "results are the same",
+        "of its modules only core_attn is recomputed alone, by --recompute-granularity selective; "
+        "activations of the others (layernorm, mla_up_proj, mlp, moe, moe_act, shared_experts) are "
+        "kept, which takes more memory than in Megatron-LM: --recompute-granularity full recomputes "
+        "each layer; results are the same",
         "recompute-modules",
     ),
     *accepted(
