@@ -184,7 +184,7 @@ def _known_vocabulary(config: Config) -> int | None:
 
 def _print_times(config: Config, planning: PlanningConfig, decided: Plan, device: Device) -> None:
     """Print whether the run fits the kind of GPU, its time, and a larger micro-batch that is faster."""
-    calibration = _calibration(planning, device)
+    calibration = _calibration(planning, device, config)
     estimate = partial(
         speed_of,
         device=device,
@@ -213,11 +213,16 @@ def _print_times(config: Config, planning: PlanningConfig, decided: Plan, device
         print(partition_line(flags, saved, replaced=flags_of_stages(config.parallel)))
 
 
-def _calibration(planning: PlanningConfig, device: Device) -> Calibration:
+def _calibration(planning: PlanningConfig, device: Device, config: Config) -> Calibration:
     """Return the correction or replacement of the roofline estimate on `device`."""
     if planning.mfu:
         return Calibration(1.0, (1.0,), f"--mfu {planning.mfu:g}")
-    return read_calibration(planning.measured, device) if planning.measured else ROOFLINE
+    found = read_calibration(planning.measured, device) if planning.measured else ROOFLINE
+    if config.precision.fp8_format is None:
+        return found
+    return replace(
+        found, source=f"{found.source}; --fp8-format is not estimated: times are those of bf16"
+    )
 
 
 def _print_search(config: Config, planning: PlanningConfig, num_gpus: int) -> None:
@@ -233,7 +238,7 @@ def _print_search(config: Config, planning: PlanningConfig, num_gpus: int) -> No
     if global_batch_size_of(config.training, {}) is None:
         raise ConfigError("--search compares layouts on equal batches: give --global-batch-size")
     device = device_of(planning.gpu or "a100-80gb")
-    calibration = _calibration(planning, device)
+    calibration = _calibration(planning, device, config)
     found = search(
         config,
         num_gpus=num_gpus,

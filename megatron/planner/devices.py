@@ -35,6 +35,11 @@ class Device:
     product_share: float
     has_bf16: bool
 
+    @property
+    def usable_bytes(self) -> float:
+        """Memory that a run can use: without what CUDA and NCCL take, and fragmentation."""
+        return self.memory_gib * GIB - RESERVED_BYTES
+
     def peak_flops(self, dtype: str) -> float:
         """Return operations a second in a number format."""
         return 1e12 * (self.tflops_fp32 if dtype == "fp32" else self.tflops)

@@ -3,7 +3,7 @@
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Literal, TypeVar
 
@@ -15,6 +15,7 @@ Axis = Literal["tp", "dp", "tp pp"]
 
 _RECOMPUTED = ("none", "selective", "full")
 _MICRO_BATCHES = (1, 2, 4, 8)
+_MOST_CHUNKS = 8
 
 
 @dataclass(frozen=True, order=True, kw_only=True)
@@ -29,10 +30,12 @@ class Layout:
     recompute: str  # none, selective or full
     expert: int = 1
     expert_tensor: int = 0  # ranks that share each expert; 0: the tensor-parallel ones
+    chunks: int = 1  # virtual stages of a pipeline rank
 
     def __str__(self) -> str:
+        chunks = f" ({self.chunks} chunks each)" if self.chunks > 1 else ""
         return (
-            f"tp {self.tensor} pp {self.pipeline} dp {self.data}{self.of_experts} | ZeRO {self.zero_stage} | "
+            f"tp {self.tensor} pp {self.pipeline}{chunks} dp {self.data}{self.of_experts} | ZeRO {self.zero_stage} | "
             f"micro-batch {self.micro_batch_size} | recompute {self.recompute}"
         )
 
@@ -51,6 +54,8 @@ class Layout:
         )
         if self.tensor > 1:
             words += " --sequence-parallel"
+        if self.chunks > 1:
+            words += f" --num-virtual-stages-per-pipeline-rank {self.chunks}"
         if self.expert > 1:
             words += f" --moe-expert-parallel-size {self.expert}"
         if self.expert_tensor:
@@ -90,6 +95,14 @@ def layouts_of(num_gpus: int, num_layers: int, num_experts: int = 1) -> Iterator
                         expert=expert,
                         expert_tensor=expert_tensor,
                     )
+
+
+def in_chunks(layout: Layout, num_layers: int) -> Iterator[Layout]:
+    """Yield `layout` with several chunks of equally many layers on each pipeline rank."""
+    per_stage, rest = divmod(num_layers, layout.pipeline)
+    if layout.pipeline > 1 and not rest:
+        counts = range(2, min(per_stage, _MOST_CHUNKS) + 1)
+        yield from (replace(layout, chunks=n) for n in counts if per_stage % n == 0)
 
 
 def _divisions(num_experts: int, data: int, tensor: int) -> Iterator[tuple[int, int]]:

@@ -80,7 +80,7 @@ def times_of(plan: Plan, device: Device, flops: float) -> Times:
     memory = 1e9 * device.memory_gb_s * MEMORY_SHARE
     activations = Activations(plan, "cuda")
     is_mixed = BYTES[plan.precision.dtype] == 2
-    layers = _num_layers(spec) / parallel.pipeline
+    layers = _num_layers(plan) / parallel.pipeline
     forwards = 1 + plan.recompute.share / 3  # of the passes of a layer, with those recomputed
     core = _attention_flops(spec) * plan.batch.micro_batch_size
     core /= parallel.tensor * parallel.sequence * parallel.pipeline
@@ -147,7 +147,7 @@ def _product_rate(plan: Plan, device: Device) -> tuple[float, float]:
 def _slowdown(plan: Plan, operand: float) -> float:
     """Return the mean factor by which operands lengthen products: see `_product_rate`."""
     spec, rows = plan.model, Activations(plan, "cuda").tokens
-    layers = _num_layers(spec)
+    layers = _num_layers(plan)
     shapes = [(layers, *sizes) for sizes in _layer_shapes(plan)]
     vocabulary = spec.vocabulary.padded_vocab_size / plan.parallel.tensor
     shapes.append((spec.scores_per_token, spec.hidden_size, vocabulary))
@@ -175,10 +175,9 @@ def _attention_flops(spec: ModelSpec) -> float:
     return 2.0 * core_features(spec) * network_of(spec).attended_pairs(spec)
 
 
-def _num_layers(spec: ModelSpec) -> int:
+def _num_layers(plan: Plan) -> int:
     """Return the number of transformer layers that a token passes, of all stacks and depths."""
-    entries = network_of(spec).entries(spec)
-    return sum((entry.kind == "block") + entry.depths for entry in entries)
+    return sum(len(stage.layers) + stage.depths for stage in stages_of(plan))
 
 
 def _attention_s(plan: Plan, core: float, again: float, device: Device) -> float:
@@ -203,7 +202,7 @@ def _attention_s(plan: Plan, core: float, again: float, device: Device) -> float
     memory = 1e9 * device.memory_gb_s * MEMORY_SHARE
     rate, operand = _product_rate(plan, device)
     slowdown = 1 + operand * (1 / spec.attention.head_dim + 2 / spec.seq_length)
-    layers = _num_layers(spec) / parallel.pipeline
+    layers = _num_layers(plan) / parallel.pipeline
     heads = spec.attention.num_attention_heads / parallel.tensor / parallel.sequence
     scores = plan.batch.micro_batch_size * heads * spec.seq_length**2 * layers
     wide = 4 if plan.kernels.attention == "reference" else BYTES[plan.precision.dtype]

@@ -2,18 +2,20 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from megatron.common.errors import ConfigError, raise_if_any
+from megatron.common.progress import with_progress
 from megatron.config.config import Config
 from megatron.config.data.objective import ObjectiveName
 from megatron.config.optimization.training import global_batch_size_of
 from megatron.config.parallelism.pipeline import LAYERS, even_parts
 from megatron.config.plan.plan import Plan, plan
-from megatron.planner.devices import GIB, RESERVED_BYTES, Device
-from megatron.planner.layouts import Axis, Layout, layouts_of, places
+from megatron.planner.devices import GIB, Device
+from megatron.planner.layouts import Axis, Layout, in_chunks, layouts_of, places
 from megatron.planner.memory import memory_of_stages
 from megatron.planner.speed import Speed, speed_of
 from megatron.planner.stages import stages_of
@@ -53,6 +55,8 @@ DECIDED = {
 """Fields of a Config, by section, that a search sets; their values are ignored."""
 
 _WORTHWHILE = 0.01  # part of a step below which two are equally long
+_ROOMY = 0.95  # of the usable memory, above which a layout is the second choice
+_TIGHT = 0.05  # part of a step that a layout in more memory than that must save to come first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +66,12 @@ class Fitting:
     layout: Layout
     speed: Speed
     peak_bytes: int  # of the fullest rank
+    is_tight: bool = False  # whether estimates are not exact enough to be sure that it fits
+
+    @property
+    def ranked_s(self) -> float:
+        """Time of a step by which it is ranked."""
+        return self.speed.step_s * (1 + _TIGHT * self.is_tight)
 
 
 @dataclass(frozen=True)
@@ -114,54 +124,131 @@ def search(
     """
     if config.precision.bf16 and not device.has_bf16:
         raise ConfigError(_no_bf16(device))
-    num_experts = math.gcd(*(count for count in config.experts.num_experts or () if count > 1))
-    layouts = [*layouts_of(num_gpus, config.model.num_layers, max(1, num_experts))]
-    batch_size = global_batch_size_of(config.training, {})
+    layouts = _all_layouts(config, num_gpus)
     fitting: list[Fitting] = []
     refused = defaultdict[tuple[Axis, str], list[Layout]](list)
-    problems: list[tuple[str, ...]] = []  # what training itself refuses of each layout
-    for layout in layouts:
-        if uneven := _uneven_reason(layout, batch_size, gpus_per_node):
-            refused[uneven].append(layout)
-            continue
-        try:
-            decided = plan(
-                _config_of(config, layout),
-                world_size=num_gpus,
-                vocab_size=vocab_size,
-                device="cuda",
-                objective=objective,
-            )
-        except ConfigError as error:
-            problems.append(error.problems)
-            refused["tp pp", error.problems[0]].append(layout)
-            continue
-        problems.append(())
-        if reason := obstacle(decided, device):
-            refused["tp pp", reason].append(layout)
-            continue
-        speed = speed_of(decided, device, gpus_per_node=gpus_per_node, slowdown=slowdown)
-        peak = max(memory.total for memory in memory_of_stages(decided))
-        fitting.append(Fitting(layout=layout, speed=speed, peak_bytes=peak))
-    if problems:
-        raise_if_any(p for p in problems[0] if all(p in others for others in problems))
-    fitting = ranked(fitting)
+    attempt = partial(
+        _attempt,
+        decide=lambda layout: plan(
+            _config_of(config, layout),
+            world_size=num_gpus,
+            vocab_size=vocab_size,
+            device="cuda",
+            objective=objective,
+        ),
+        device=device,
+        estimate=partial(speed_of, device=device, gpus_per_node=gpus_per_node, slowdown=slowdown),
+    )
+    uneven = partial(
+        _uneven_reason,
+        batch=global_batch_size_of(config.training, {}),
+        gpus_per_node=gpus_per_node,
+    )
+    for layout, found in _outcomes(layouts, attempt, uneven):
+        if isinstance(found, Fitting):
+            fitting.append(found)
+        else:
+            refused[found].append(layout)
+    fitting = ranked([*fitting, *_in_chunks(fitting, config.model.num_layers, attempt)])
     fit = [one.layout for one in fitting]
     refusals = (_refusal(*key, those, fit, layouts) for key, those in refused.items())
     return Found(tuple(fitting), tuple(refusals))
+
+
+def _all_layouts(config: Config, num_gpus: int) -> list[Layout]:
+    num_experts = math.gcd(*(count for count in config.experts.num_experts or () if count > 1))
+    return [*layouts_of(num_gpus, config.model.num_layers, max(1, num_experts))]
+
+
+def _outcomes(
+    layouts: Sequence[Layout],
+    attempt: Callable[[Layout], Fitting | str],
+    uneven: Callable[[Layout], tuple[Axis, str] | None],
+) -> Iterator[tuple[Layout, Fitting | tuple[Axis, str]]]:
+    """Yield each layout with its estimate, or with the axis by which it does not run and why.
+
+    Raises:
+        ConfigError: training itself refuses all of them for the same reason.
+    """
+    obstacles: dict[Layout, str] = {}  # of layouts that larger micro-batches do not help
+    problems: list[tuple[str, ...]] = []  # what training itself refuses of each layout
+    for layout in with_progress(layouts, "search", len(layouts), "layouts"):
+        smallest = replace(layout, micro_batch_size=1)
+        if reason := uneven(layout):
+            yield layout, reason
+            continue
+        if known := obstacles.get(smallest):
+            yield layout, ("tp pp", known)
+            continue
+        try:
+            found = attempt(layout)
+        except ConfigError as error:
+            problems.append(error.problems)
+            yield layout, ("tp pp", error.problems[0])
+            continue
+        problems.append(())
+        if isinstance(found, Fitting):
+            yield layout, found
+        else:
+            obstacles[smallest] = found
+            yield layout, ("tp pp", found)
+    if problems:
+        raise_if_any(p for p in problems[0] if all(p in others for others in problems))
+
+
+def _attempt(
+    layout: Layout,
+    *,
+    decide: Callable[[Layout], Plan],
+    device: Device,
+    estimate: Callable[[Plan], Speed],
+) -> Fitting | str:
+    """Return a layout with its estimate, or why it does not run on `device`."""
+    decided = decide(layout)
+    if reason := obstacle(decided, device):
+        return reason
+    peak = max(memory.total for memory in memory_of_stages(decided))
+    return Fitting(
+        layout=layout,
+        speed=estimate(decided),
+        peak_bytes=peak,
+        is_tight=peak > _ROOMY * device.usable_bytes,
+    )
+
+
+def _in_chunks(
+    fitting: Sequence[Fitting], num_layers: int, attempt: Callable[[Layout], Fitting | str]
+) -> Iterator[Fitting]:
+    """Yield pipelines with several chunks on each rank, where these could be the fastest layout.
+
+    Chunks shorten the bubble alone: a pipeline that would not be the fastest one without any is
+    passed over.
+    """
+    least = min((one.ranked_s for one in fitting), default=0.0) * (1 + _WORTHWHILE)
+    pipelines = [one for one in fitting if one.speed.step_s * (1 - one.speed.bubble) < least]
+    tries = [each for one in pipelines for each in in_chunks(one.layout, num_layers)]
+    for layout in with_progress(tries, "search of chunks", len(tries), "layouts"):
+        try:
+            found = attempt(layout)
+        except ConfigError:  # such as a number of micro-batches that the ranks do not divide
+            continue
+        if isinstance(found, Fitting):
+            yield found
 
 
 def ranked(fitting: list[Fitting]) -> list[Fitting]:
     """Return layouts, the fastest first, of equally fast ones those of the lowest ZeRO stage.
 
     Equal are those less than 1 % slower than the fastest of them, as estimates are not that exact.
+    Those that leave little memory free are ranked as if they were 5 % slower.
     """
-    fitting = sorted(fitting, key=lambda one: (one.speed.step_s, one.peak_bytes, one.layout))
+
+    fitting = sorted(fitting, key=lambda one: (one.ranked_s, one.peak_bytes, one.layout))
     group = least = 0.0
     keys: dict[Layout, tuple[float, int]] = {}
     for one in fitting:
-        if one.speed.step_s > least * (1 + _WORTHWHILE):
-            group, least = group + 1, one.speed.step_s
+        if one.ranked_s > least * (1 + _WORTHWHILE):
+            group, least = group + 1, one.ranked_s
         keys[one.layout] = (group, one.layout.zero_stage)
     return sorted(fitting, key=lambda one: keys[one.layout])
 
@@ -280,9 +367,9 @@ def obstacle(plan: Plan, device: Device) -> str | None:
     for stage in stages_of(plan):
         if not stage.entries:
             return f"stage {stage.index} would have no layer"
-    usable = device.memory_gib - RESERVED_BYTES / GIB
-    if max(memory.total for memory in memory_of_stages(plan)) > usable * GIB:
-        return f"needs more than the {usable:.1f} GiB of a {device.name} that a run can use"
+    usable = device.usable_bytes
+    if max(memory.total for memory in memory_of_stages(plan)) > usable:
+        return f"needs more than the {usable / GIB:.1f} GiB of a {device.name} that a run can use"
     return None
 
 
@@ -292,7 +379,9 @@ def _no_bf16(device: Device) -> str:
 
 def _config_of(config: Config, layout: Layout) -> Config:
     full = layout.recompute == "full"
-    undivided: dict[str, Any] = dict.fromkeys(_STAGES)
+    stages: dict[str, Any] = dict.fromkeys(_STAGES)
+    if layout.chunks > 1:
+        stages["num_virtual_stages_per_pipeline_rank"] = layout.chunks
     return replace(
         config,
         parallel=replace(
@@ -303,7 +392,7 @@ def _config_of(config: Config, layout: Layout) -> Config:
             context_parallel_size=1,
             enable_zbh1_pipeline=config.parallel.enable_zbh1_pipeline and layout.pipeline > 1,
             sequence_parallel=layout.tensor > 1,
-            **undivided,
+            **stages,
         ),
         experts=replace(
             config.experts,

@@ -1,7 +1,9 @@
 """Pipeline stages of a plan."""
 
-from functools import partial
+from functools import lru_cache, partial
 
+from megatron.config.network.model_spec import ModelSpec
+from megatron.config.parallelism.layout import ParallelPlan
 from megatron.config.plan.plan import Plan
 from megatron.pipeline.stages import Stage, stages_of_network
 from megatron.planner.frozen import with_frozen
@@ -9,9 +11,16 @@ from megatron.planner.frozen import with_frozen
 
 def stages_of(plan: Plan) -> list[Stage]:
     """Return the stages of the plan's network, in order; one without a pipeline."""
-    return stages_of_network(
-        plan.model,
-        plan.parallel,
-        mixed=plan.precision.is_mixed,
-        mark=partial(with_frozen, plan) if plan.optimizer.frozen else list,
-    )
+    mixed = plan.precision.is_mixed
+    if plan.optimizer.frozen:
+        mark = partial(with_frozen, plan)
+        return stages_of_network(plan.model, plan.parallel, mixed=mixed, mark=mark)
+    try:
+        return [*_stages(plan.model, plan.parallel, mixed)]
+    except TypeError:  # values of a plugin's flags may be lists, which have no hash
+        return stages_of_network(plan.model, plan.parallel, mixed=mixed)
+
+
+@lru_cache(maxsize=4)  # an estimate needs those of one plan many times
+def _stages(spec: ModelSpec, parallel: ParallelPlan, mixed: bool) -> tuple[Stage, ...]:
+    return tuple(stages_of_network(spec, parallel, mixed=mixed))

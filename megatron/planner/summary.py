@@ -5,7 +5,7 @@ from datetime import timedelta
 
 from megatron.config.plan.plan import Plan
 from megatron.planner.calibration import Calibration
-from megatron.planner.devices import GIB, RESERVED_BYTES, Device
+from megatron.planner.devices import GIB, Device
 from megatron.planner.memory import (
     Memory,
     checkpoint_bytes,
@@ -87,6 +87,8 @@ def work_lines(plan: Plan) -> Iterator[str]:
     yield (
         f"FLOPs per step: {model:.4e} | with recomputation: {hardware:.4e} | "
         f"pipeline bubble: {100 * bubble_of(plan):.1f}% of a step"
+        + " of equal stages"
+        * (plan.parallel.pipeline > 1)
     )
     traffic = traffic_of(plan, plan.batch.num_micro_batches(plan.batch.global_batch_size))
     parts = {
@@ -116,9 +118,8 @@ def device_lines(
         calibration: where the time of a step is known from, and how well.
     """
     why = obstacle(plan, device)
-    usable = device.memory_gib - RESERVED_BYTES / GIB
     fullest = max(memory.total for memory in memory_of_stages(plan))
-    room = f"fullest rank: {_size(fullest)} of {usable:.1f} GiB"
+    room = f"fullest rank: {_size(fullest)} of {device.usable_bytes / GIB:.1f} GiB"
     if why:
         yield room
         yield f"does not run on {device.name}: {why}"
@@ -171,17 +172,25 @@ def search_lines(
         speed = fitting.speed
         yield (
             f"{rank}. {fitting.layout} | step: {_step(speed, calibration)} | "
-            f"{_mfu(speed, calibration)} | fullest rank: {_size(fitting.peak_bytes)} | "
+            f"{_mfu(speed, calibration)} | fullest rank: {_size(fitting.peak_bytes)}"
+            f"{' (nearly full)' if fitting.is_tight else ''} | "
             f"run: {' | '.join(_price(speed, calibration, price_per_gpu_hour))}"
         )
     if found.fitting:
         yield f"flags of the first: {found.fitting[0].layout.flags()}"
     for refusal in found.refused:
-        where = f" ({', '.join(refusal.where)})" if refusal.where else ""
+        where = f" ({_first(refusal.where, most)})" if refusal.where else ""
         yield f"{refusal.count} do not run{where}: {refusal.why}"
-        yield from (f"  {part}" for part in refusal.partly)
+        yield from (f"  {part}" for part in refusal.partly[:most])
+        if more := refusal.partly[most:]:
+            yield f"  and some of {len(more)} more sizes (--show N lists N)"
     if not found.fitting:
         yield "no layout can be run: take more or larger GPUs, or another batch size"
+
+
+def _first(names: Sequence[str], most: int) -> str:
+    more = f", {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def _step(speed: Speed, calibration: Calibration) -> str:

@@ -133,8 +133,10 @@ def _tied_bytes(plan: Plan, stages: Sequence[Stage], index: int) -> float:
     weight of theirs is a bucket, a rank has its part of the sum, and copies stay equal by themselves.
     """
     table = _tied_elements(plan, stages[index])
+    if not table:
+        return 0.0
     holders = [each.index for each in stages if _tied_elements(plan, each)]
-    if not table or len(holders) == 1:
+    if len(holders) == 1:
         return 0.0
     precision, parallel = plan.precision, plan.parallel
     gradient = 2 * _ring(len(holders)) * (4 if precision.fp32_gradients else 2)

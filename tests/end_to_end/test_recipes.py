@@ -61,7 +61,7 @@ def squad(folder: Path, printed: str) -> None:
 
 
 def seven_billion(folder: Path, printed: str) -> None:
-    assert "flags of the first: --tensor-model-parallel-size 1" in printed
+    assert "flags of the first: --tensor-model-parallel-size 2" in printed
     first, *_, last = losses(folder / "run")
     assert last < first - 0.5
     assert "training is done after 40 iterations" in printed

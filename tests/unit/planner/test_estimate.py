@@ -300,12 +300,18 @@ def test_recomputation_takes_activations_and_adds_work():
     assert len({step_flops(decided, recomputed=False) for decided in (plain, selective, full)}) == 1
 
 
+def test_stages_are_those_of_a_network_whose_flags_are_lists():
+    decided = bloom()
+    listed = replace(decided, model=replace(decided.model, own_flags=(("sizes", [1, 2]),)))
+    assert stages_of(listed) == stages_of(decided)
+
+
 def test_the_summary_says_what_was_computed():
     decided = bloom()
     text = "\n".join([*run_lines(decided), *memory_lines(decided), *work_lines(decided)])
     assert "parameters: 176,247,271,424" in text
     assert "192 to 2048 in 117 sizes" in text
-    assert "pipeline bubble: 7.9%" in text
+    assert "pipeline bubble: 7.9% of a step of equal stages" in text
     speed = replace(speed_of(decided, A100), gpu_hours=1000.0)
     known = Calibration(1.0, (1.0,), "a test")
     *_, run = device_lines(decided, A100, speed, calibration=known, price_per_gpu_hour=2.52)

@@ -10,11 +10,14 @@ from tiny import tiny_config
 
 from megatron.common.errors import ConfigError
 from megatron.config.config import parse_config
+from megatron.config.plan.plan import plan
+from megatron.planner.calibration import ROOFLINE
 from megatron.planner.devices import DEVICES, GIB, device_of, known_device
 from megatron.planner.layouts import Layout, layouts_of, places
 from megatron.planner.memory import memory_of_stages
-from megatron.planner.search import Fitting, ranked, search
+from megatron.planner.search import Fitting, Found, Refusal, ranked, search
 from megatron.planner.speed import speed_of
+from megatron.planner.summary import search_lines
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +30,7 @@ def found():
 
 def test_the_search_ranks_what_fits_and_groups_what_does_not(found):
     assert len(found.fitting) > 10
-    times = [fitting.speed.step_s for fitting in found.fitting]
+    times = [fitting.ranked_s for fitting in found.fitting]
     assert all(later > 0.99 * earlier for earlier, later in pairwise(times))
     assert all(f.peak_bytes < 77 * GIB for f in found.fitting)
     output = {refusal.why: refusal.where for refusal in found.refused}
@@ -66,6 +69,74 @@ def test_of_equally_fast_layouts_the_lowest_zero_stage_comes_first():
         for stage, step_s in times.items()
     ]
     assert [one.layout.zero_stage for one in ranked(fitting)] == [1, 3, 2]
+
+
+def test_a_nearly_full_layout_comes_behind_one_with_room_unless_it_is_much_faster():
+    speed = speed_of(bloom(), A100)
+    layout = Layout(
+        tensor=1, pipeline=1, data=8, zero_stage=1, micro_batch_size=1, recompute="none"
+    )
+    tight, roomy, slow = (
+        Fitting(
+            layout=replace(layout, tensor=tensor),
+            speed=replace(speed, step_s=step_s),
+            peak_bytes=1,
+            is_tight=is_tight,
+        )
+        for tensor, step_s, is_tight in ((1, 1.0, True), (2, 1.03, False), (4, 1.1, False))
+    )
+    assert ranked([slow, tight, roomy]) == [roomy, tight, slow]
+    _, line, *_ = search_lines(Found((tight,), ()), most=1, calibration=ROOFLINE)
+    assert "(nearly full)" in line
+
+
+def test_the_search_tries_chunks_of_pipelines():
+    network = "--num-layers 16 --hidden-size 8192 --num-attention-heads 64 --seq-length 2048"
+    config, _ = parse_config(
+        f"{network} --lr 1e-4 --bf16 --micro-batch-size 1 --global-batch-size 64 --data-path D --train-iters 10".split()
+    )
+    found = search(config, num_gpus=32, vocab_size=50257, device=A100)
+    times = {one.layout: one.speed.step_s for one in found.fitting}
+    chunked = [layout for layout in times if layout.chunks > 1]
+    assert chunked
+    assert all(16 // layout.pipeline % layout.chunks == 0 for layout in chunked)
+    assert all(times[one] < times[replace(one, chunks=1)] for one in chunked if one.chunks == 2)
+    flags = f"--num-virtual-stages-per-pipeline-rank {chunked[0].chunks}"
+    assert flags in chunked[0].flags()
+    assert f"({chunked[0].chunks} chunks each)" in str(chunked[0])
+
+
+def test_larger_micro_batches_than_one_that_does_not_fit_are_not_planned(monkeypatch):
+    planned_layouts = []
+
+    def count_plans(*args, **keywords):
+        planned_layouts.append(args)
+        return plan(*args, **keywords)
+
+    monkeypatch.setattr("megatron.planner.search.plan", count_plans)
+    config, _ = parse_config(
+        f"{SIZES['2.7b']} --seq-length 2048 --lr 1e-4 --fp16 --micro-batch-size 1 "
+        "--global-batch-size 16 --data-path D --train-iters 10".split()
+    )
+    found = search(config, num_gpus=1, vocab_size=50257, device=device_of("v100-16gb"))
+    (refusal,) = found.refused
+    assert (found.fitting, refusal.count) == ((), 36)  # 4 micro-batches, 3 stages, 3 recomputations
+    assert len(planned_layouts) == 9
+
+
+def test_what_does_not_run_is_listed_in_part():
+    where = tuple(f"tp {n}" for n in range(20))
+    lines = [
+        *search_lines(
+            Found((), (Refusal("large", where, where, 40),)), most=2, calibration=ROOFLINE
+        )
+    ]
+    assert lines[1:-1] == [
+        "40 do not run (tp 0, tp 1, 18 more): large",
+        "  tp 0",
+        "  tp 1",
+        "  and some of 18 more sizes (--show N lists N)",
+    ]
 
 
 def test_larger_micro_batches_of_evaluation_take_memory():

@@ -66,6 +66,14 @@ def test_the_published_sizes_of_t5_are_planned(heads, ffn):
     assert f"parameters: {count:,} |" in done.stdout
 
 
+def test_times_in_fp8_are_said_to_be_those_of_bf16():
+    flags = ("--num-gpus", "8", "--gpu", "h100-80gb")
+    plain, fp8 = run(*flags), run(*flags, "--fp8-format", "hybrid", "--compile")
+    assert fp8.returncode == 0, fp8.stderr
+    assert "--fp8-format is not estimated: times are those of bf16" in fp8.stdout
+    assert "fp8" not in plain.stdout
+
+
 def test_a_search_ends_in_flags_to_take():
     done = run("--search", "16", "--device", "h100-80gb", "--show", "3")
     assert done.returncode == 0, done.stderr
