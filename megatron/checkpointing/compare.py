@@ -136,7 +136,13 @@ def require_same(
     if with_optimizer and has_other_task(then, now):
         found.append(Difference("--task", task_in(then), task_in(now)))
     refusals = []
-    if found:
+    if then["model"].get("lora_rank") and not now["model"]["lora_rank"]:
+        refusals.append(
+            f"{folder} has LoRA adapters, and this run has none: give --lora-rank and its other flags "
+            "as that run had them; or merge the adapters, with tools/convert_checkpoint/to_hf.py, and "
+            "import the result with tools/convert_checkpoint/from_hf.py"
+        )
+    elif found:
         refusals.append(
             f"{folder} was saved by a run with other values of options that must be equal; use those of the "
             "checkpoint (for the network, leave the flags out and write --use-checkpoint-args), "

@@ -80,7 +80,7 @@ class PreprocessConfig:
     """Lines that a worker gets at a time at most (default: only bytes count)."""
 
     max_memory_mb: int = 1024
-    """Memory for text and tokens under way, besides what each process needs to run. A line, or a
+    """Memory for texts and tokens in progress, besides what each process needs to run. A line, or a
     row of a table, may have a sixteenth of it."""
 
     on_error: list[str] = field(default_factory=lambda: ["stop"])

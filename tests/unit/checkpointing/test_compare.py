@@ -376,3 +376,8 @@ def test_the_length_of_a_run_of_epochs_is_named():
     then, now = of_task("QNLI"), of_task("QNLI", "--train-iters", "20")
     with problem("--epochs … length of the run", CheckpointError):
         require_same(then, now, "f", with_schedule=True)
+
+
+def test_a_run_without_adapters_is_given_the_way_to_merge_them():
+    with problem("LoRA adapters … to_hf.py … from_hf.py", CheckpointError):
+        require_same(saved("--lora-rank", "2"), saved(), "f", with_optimizer=False)
