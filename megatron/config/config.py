@@ -198,7 +198,27 @@ def parse_config(
     config = config_of(parsed.sections)
     values = flatten(asdict(config))
     raise_if_any(problem for each in settings for problem in each.contradictions(values))
-    return config, (*overridden(argv, sections), *parsed.notices)
+    parallel, kernels, replaced = _on_cpus(config.parallel, config.kernels)
+    config = replace(config, parallel=parallel, kernels=kernels)
+    return config, (*overridden(argv, sections), *parsed.notices, *replaced)
+
+
+def _on_cpus(
+    parallel: ParallelConfig, kernels: KernelsConfig
+) -> tuple[ParallelConfig, KernelsConfig, list[str]]:
+    """Return the settings without NCCL and FlashAttention if --device cpu is given, and notices of that."""
+    if parallel.device != "cpu":
+        return parallel, kernels, []
+    notices = []
+    if parallel.distributed_backend == "nccl":
+        parallel = replace(parallel, distributed_backend=None)
+        notices.append("--distributed-backend nccl: read as gloo, because --device is cpu")
+    flash = ["--use-flash-attn"] * kernels.use_flash_attn
+    flash += ["--attention-impl flash"] * (kernels.attention_impl == "flash")
+    if flash and kernels.attention_impl in ("auto", "flash"):
+        kernels = replace(kernels, attention_impl="auto", use_flash_attn=False)
+        notices.append(f"{', '.join(flash)}: PyTorch computes attention, because --device is cpu")
+    return parallel, kernels, notices
 
 
 def load_sections(

@@ -7,6 +7,7 @@ from tiny import tiny_argv, tiny_config, tiny_plan
 from megatron.common.errors import ConfigError
 from megatron.config.config import SECTIONS, parse_config
 from megatron.config.parsing.declaration import flags_of
+from megatron.config.plan.plan import plan
 from megatron.config.plan.validation import validate
 
 ROPE = "--position-embedding-type rope"
@@ -329,3 +330,15 @@ def test_what_fits_is_not_refused():
     gpus = tiny_config("--fp16", "--distributed-backend", "nccl", "--zero-stage", "3")
     validate(gpus, world_size=4, device="cuda")
     validate(tiny_config("--bf16", "--distributed-backend", "gloo"), world_size=1, device="cpu")
+
+
+def test_a_command_for_gpus_is_tried_on_cpus_that_are_named():
+    gpus = ("--distributed-backend", "nccl", "--use-flash-attn", "--attention-backend", "flash")
+    config, notices = parse_config(tiny_argv(*gpus, "--device", "cpu"))
+    read = "".join(notices)
+    assert "--distributed-backend nccl: read as gloo" in read
+    assert "--use-flash-attn, --attention-impl flash: PyTorch computes" in read
+    trial = plan(config, world_size=1, vocab_size=8, device="cpu")
+    assert trial.kernels.attention != "flash"
+    with problem("--use-flash-attn needs a GPU"):
+        tiny_plan("--use-flash-attn")

@@ -191,12 +191,12 @@ def test_a_run_beyond_the_decay_of_the_checkpoint_is_warned(job, messages):
 
 
 def test_a_refusal_has_the_spelling_that_was_read_as_the_flag_that_it_names():
-    words = ["--attention-backend", "flash", "--device", "cpu", "--seed", "1", "--mock-data"]
+    words = ["--attention-backend", "flash", "--seed", "1", "--mock-data"]
     sized = ["--tokenizer-type", "NullTokenizer", "--vocab-size", "11"]
     with pytest.raises(ConfigError) as caught:
         train_from(tiny_argv(*words, *sized, without=("--data-path",)), "gpt", description=None)
     *problems, last = caught.value.problems
-    assert [each for each in problems if each.startswith("--attention-impl flash needs a GPU")]
+    assert [each for each in problems if each.startswith("--attention-impl flash ")]
     assert last == "--attention-backend flash: read as --attention-impl flash"
 
 
