@@ -6,6 +6,7 @@ With --search it looks for the fastest layouts instead. The exit code is 1 if th
 layout, does not fit the given kind of GPU.
 """
 
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -239,6 +240,8 @@ def _print_search(config: Config, planning: PlanningConfig, num_gpus: int) -> No
         raise ConfigError("--search compares layouts on equal batches: give --global-batch-size")
     device = device_of(planning.gpu or "a100-80gb")
     calibration = _calibration(planning, device, config)
+    logging.basicConfig(format="%(message)s")  # to stderr: the progress of a long search
+    logging.getLogger("megatron").setLevel(logging.INFO)
     found = search(
         config,
         num_gpus=num_gpus,
