@@ -9,6 +9,7 @@ from megatron.checkpointing.manifest import Manifest
 from megatron.checkpointing.megatron_lm.detect import RESHARDABLE
 from megatron.checkpointing.saved_run import is_model_of_transformers
 from megatron.common.errors import CheckpointError, WrongCheckpointError
+from megatron.config.objectives import declaration_of
 from megatron.config.optimization.lr_schedule import SchedulePlan
 from megatron.config.plan.plan import Plan
 from megatron.config.plugins import missing_plugins
@@ -48,9 +49,9 @@ def require_fit(plan: Plan, folder: Path, manifest: Manifest) -> None:
 
 
 def _require_objective(plan: Plan, folder: Path, manifest: Manifest) -> None:
-    """Refuse to continue the iterations of a run that trained another objective."""
+    """Refuse to continue the iterations of a run that read token files of another kind."""
     saved, now = manifest.objective.name, plan.objective.name
-    if saved != now:
+    if declaration_of(saved).kind != declaration_of(now).kind:
         raise WrongCheckpointError(
             f"{folder} was saved at iteration {manifest.state.iteration} by a run with objective "
             f"{saved}, and this run has objective {now}: write --finetune to start from its weights, "
