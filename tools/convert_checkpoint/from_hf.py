@@ -52,8 +52,8 @@ def main(argv: Sequence[str]) -> None:
         print("only the language model was imported, not the image encoder")
     if imported.absent:
         print(f"not in the files, so with initial weights: {', '.join(imported.absent)}")
-    if imported.leaves_predictions:
-        print("layers of multi-token prediction were left out: --with-mtp imports them")
+    if imported.left_out:
+        print(imported.left_out)
     for measured in imported.measured:
         print(measured)
     print(in_this_installation(f"flags of {imported.script}:"))

@@ -93,7 +93,7 @@ class ImportResult:
         flags: of `script`, for this network and tokenizer.
         is_text_part: whether only the language model of a multimodal one was imported.
         absent: modules that the files do not hold, which have initial weights.
-        leaves_predictions: whether the files have layers of multi-token prediction that were left out.
+        left_out: a notice of layers of multi-token prediction that only the files have; "" for none.
     """
 
     folder: Path
@@ -102,7 +102,7 @@ class ImportResult:
     script: str
     is_text_part: bool = False
     absent: Sequence[str] = ()
-    leaves_predictions: bool = False
+    left_out: str = ""
 
 
 def import_model(source: Path, directory: Path, options: ImportOptions) -> ImportResult:
@@ -135,7 +135,7 @@ def import_model(source: Path, directory: Path, options: ImportOptions) -> Impor
         description.script,
         description.is_text_part,
         _absent(description),
-        _leaves_predictions(source, description),
+        _left_out(source, description),
     )
 
 
@@ -147,11 +147,16 @@ def _absent(description: "ModelDescription") -> list[str]:
     return sorted(modules.intersection(description.family.absent))
 
 
-def _leaves_predictions(source: Path, description: "ModelDescription") -> bool:
-    """Whether the files have layers of multi-token prediction, and the network has none."""
-    spec = description.plan.model
+def _left_out(source: Path, description: "ModelDescription") -> str:
+    """Return a notice if the files have layers of multi-token prediction, and the network has none."""
+    spec, family = description.plan.model, description.family
     with Reader(source) as reader:
-        return not spec.prediction and any(map(description.family.left_out(spec), reader.names))
+        if spec.prediction or not any(map(family.left_out(spec), reader.names)):
+            return ""
+    remedy = "--with-mtp imports them"
+    if not family.prediction:
+        remedy = f"they are not built for a {family.model_type}"
+    return f"layers of multi-token prediction were left out: {remedy}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -278,6 +278,7 @@ NEMOTRON_H = Family(
     values_of=_nemotron_values,
     needs=_nemotron_needs,
     layer={**_MAMBA, **_OTHERS},
+    ignored=(r"mtp\.",),
     **_NAMES,
 )
 

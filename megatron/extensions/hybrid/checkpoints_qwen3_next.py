@@ -168,6 +168,7 @@ QWEN3_NEXT = Family(
     values_of=_values_of,
     needs=_needs,
     norms_around_one=True,
+    ignored=(r"mtp\.",),
     **{
         **NAMES,
         "layer": {

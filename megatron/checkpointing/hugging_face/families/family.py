@@ -85,6 +85,8 @@ class Family:
         computes: the network that transformers computes with these weights, where it differs.
         prediction: modules of a layer of multi-token prediction besides the transformer layer; files
             hold such layers after the last one. {}: there are none.
+        ignored: regular expressions of the names of further tensors of multi-token prediction in
+            published files, which transformers does not read either.
         script_of: the script that trains such a network; "" for the objective's script.
         values_for: settings that depend on the length of samples.
         absent: modules of `network` that this class does not have; they begin with initial weights.
@@ -108,6 +110,7 @@ class Family:
     values_for: Callable[[int], Values] = lambda _: {}
     absent: Collection[str] = ()
     prediction: Table = field(default_factory=dict)
+    ignored: Collection[str] = ()
 
     @property
     def prefix(self) -> str:
@@ -164,14 +167,16 @@ class Family:
     def left_out(self, spec: ModelSpec) -> Callable[[str], bool]:
         """Return a function from the name of a tensor in files to whether it is left out.
 
-        Left out are layers of multi-token prediction beyond those of `spec`, and the copies of the
-        embedding and of the head in all of them.
+        Left out are `ignored` tensors, layers of multi-token prediction beyond those of `spec`, and
+        the copies of the embedding and of the head in all of them.
         """
         before, after = map(re.escape, self.layers.split("{}"))
         layer = re.compile(f"{before}(\\d+){after}(.*)")
         kept = spec.num_layers + spec.part(PredictionSpec).prediction_depths
 
         def is_left_out(name: str) -> bool:
+            if any(re.match(pattern, name) for pattern in self.ignored):
+                return True
             match = layer.fullmatch(name) if self.prediction else None
             return match is not None and (int(match[1]) >= kept or match[2] in _COPIES)
 
