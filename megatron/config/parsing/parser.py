@@ -188,7 +188,9 @@ class FlagParser(ToolParser):
             try:
                 self.parse_known_args(entry, Namespace(notices=[], refusals=[]))
             except ConfigError as error:
-                problems += self._foreign_values(entry) or error.problems
+                problems += self._foreign_values(entry) or [
+                    each + _dash_advice(entry, each) for each in error.problems
+                ]
             else:
                 kept += entry
         return kept, problems
@@ -273,6 +275,13 @@ def _without(switch: str, value: str) -> str:
     """Return advice about a switch that was given a value."""
     is_off = value.lower() in ("false", "no", "0", "off")
     return f"leave {switch if is_off else value} out"
+
+
+def _dash_advice(entry: Sequence[str], problem: str) -> str:
+    """Return advice about a value that begins with -, which argparse does not take for one."""
+    if len(entry) == 1 or not problem.endswith("expected one argument"):
+        return ""
+    return f"; write {shlex.quote(f'{entry[0]}={entry[1]}')} for a value that begins with -"
 
 
 def _entry_of(word: str) -> tuple[str, str]:

@@ -101,6 +101,10 @@ MISTAKES = [
     ("more.yaml", ["unexpected argument more.yaml; write --config more.yaml"]),
     ("--data-path runs", ["runs is a folder of text", "--data-path runs_text_document"]),
     ("--num-layers", ["--num-layers", "expected one argument"]),
+    (
+        "--hybrid-layer-pattern -M-M",
+        ["--hybrid-layer-pattern", "expected one argument; write --hybrid-layer-pattern=-M-M"],
+    ),
     ("--seed 1.5", ["--seed", "'1.5'"]),
     ("--lr-decay-style cosin", ["--lr-decay-style cosin", "did you mean cosine"]),
     ("num-layers=2", ["num-layers=2", "write it as --NAME VALUE"]),
