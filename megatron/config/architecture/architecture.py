@@ -286,6 +286,10 @@ class Architecture:
         """Return how often a layer's output is added to the residual stream: see `initialise`."""
         return 2 * spec.num_layers
 
+    def division_problems(self, spec: ModelSpec, *, tensor: int) -> Iterator[str]:
+        """Yield the flags of this network's own layers whose sizes `tensor` ranks cannot divide."""
+        return iter(())
+
     # Its activations. `sizes`: a `megatron.planner.activations.Activations` of its micro-batches.
 
     def kept_bytes(self, entry: Entry, sizes: Any) -> int:

@@ -224,6 +224,7 @@ def layout_problems(
             yield f"{name} {size} is not a multiple of --tensor-model-parallel-size {tensor}"
     attention = spec.attention
     yield from query_group_problems(attention.num_query_groups, attention.head_dim, tensor)
+    yield from spec.network.division_problems(spec, tensor=tensor)
     if pipeline > spec.num_layers:
         yield (
             f"--pipeline-model-parallel-size {pipeline} is more than --num-layers "

@@ -88,8 +88,8 @@ class LatentSpec(SpecPart):
         """Features of a head's values."""
         return self.v_head_dim
 
-    def widths(self) -> Mapping[str, int]:
-        """Return the features of latents by flag."""
+    def widths(self, tensor: int) -> Mapping[str, int]:
+        """Return the features of latents by flag, which every rank computes."""
         return {
             "--q-lora-rank": self.q_lora_rank,
             "--kv-lora-rank": self.kv_lora_rank,

@@ -370,7 +370,7 @@ def fp8_size_problems(precision: PrecisionConfig, spec: ModelSpec, *, tensor: in
         "features of queries, keys and values": (queries + 2 * keys) // tensor,
         "features of heads": queries // tensor,
         "features of values": spec.attention.num_attention_heads * spec.value_dim // tensor,
-        **{name: size for part in spec.parts for name, size in part.widths().items()},
+        **{name: size for part in spec.parts for name, size in part.widths(tensor).items()},
         "--ffn-hidden-size": spec.mlp.ffn_hidden_size // tensor,
     }
     for name, size in sizes.items():

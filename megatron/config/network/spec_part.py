@@ -95,8 +95,8 @@ class SpecPart:
         """Features of a head's values; 0 if they are as many as those of its keys."""
         return 0
 
-    def widths(self) -> Mapping[str, int]:
-        """Return the sizes of its undivided matrices by flag."""
+    def widths(self, tensor: int) -> Mapping[str, int]:
+        """Return the sizes of its matrices on one of `tensor` ranks, by flag or description."""
         return {}
 
     def attention_form(self, spec: Any) -> AttentionForm | None:

@@ -103,7 +103,7 @@ _MAMBA: Table = {
     "mixer.norm": "mixer.norm",
     "mixer.out_proj": "mixer.out_proj",
 }
-_OTHERS: Table = {
+_ATTENTION_AND_MLP: Table = {
     "self_attention.query_key_value": Modules(
         ("mixer.q_proj", "mixer.k_proj", "mixer.v_proj"), qkv_mapping
     ),
@@ -134,15 +134,15 @@ def _mamba_needs(spec: ModelSpec) -> Allowed:
     return {
         **_hybrid_needs(spec),
         "hybrid_layer_pattern": (MAMBA * spec.num_layers,),
-        "mamba_num_heads": _whole_multiple(spec),
+        "mamba_num_heads": _heads_that_expand(spec),
         "mamba_dt_min": (0.0,),
-        # Of attention and MLPs, which it has not.
+        # Of attention and MLPs, which it lacks.
         "activation": None,
     }
 
 
-def _whole_multiple(spec: ModelSpec) -> tuple[int, ...]:
-    """Return the heads whose features are a multiple of the width, as its class wants them."""
+def _heads_that_expand(spec: ModelSpec) -> tuple[int, ...]:
+    """Return the number of heads if their features are a multiple of the hidden size, else none."""
     hybrid = spec.part(HybridSpec)
     inner = hybrid.mamba_num_heads * hybrid.mamba_head_dim
     return () if inner % spec.hidden_size else (hybrid.mamba_num_heads,)
@@ -153,7 +153,7 @@ def _mamba_values(config: HuggingFaceConfig) -> Values:
     _require(config, time_step_limit=[0.0, float("inf")])
     return {
         **_fixed_values(MAMBA * config["num_hidden_layers"]),
-        # Sizes of attention, which it has not; they divide whatever heads do.
+        # Sizes of attention, which it lacks; they divide whatever heads do.
         **{"num_attention_heads": config["num_heads"], "kv_channels": config["head_dim"]},
         **{"attention_dropout": 0, "disable_bias_linear": True},
     }
@@ -277,7 +277,7 @@ NEMOTRON_H = Family(
     },
     values_of=_nemotron_values,
     needs=_nemotron_needs,
-    layer={**_MAMBA, **_OTHERS},
+    layer={**_MAMBA, **_ATTENTION_AND_MLP},
     ignored=(r"mtp\.",),
     **_NAMES,
 )

@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from megatron.config.config import Config
 from megatron.config.network.model_resolution import num_query_groups_of
 from megatron.config.network.model_spec import ModelSpec
+from megatron.config.network.spec_part import SpecPart
 from megatron.config.parallelism.layout import sequence_flags
 from megatron.config.parsing.declaration import range_problems, resolve, setting
 from megatron.extensions.hybrid.pattern import (
@@ -80,8 +81,10 @@ def settings_of(values: Mapping[str, Any]) -> LayerPattern | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HybridSpec:
+class HybridSpec(SpecPart):
     """Kinds of layers, and the sizes of those that the pattern has; others are 0."""
+
+    section: ClassVar[str] = "hybrid"
 
     hybrid_layer_pattern: str = ""
     mamba_state_dim: int = 0
@@ -95,6 +98,46 @@ class HybridSpec:
     linear_num_key_heads: int = 0
     linear_num_value_heads: int = 0
     attention_output_gate: bool = False
+
+    @property
+    def mamba_inner(self) -> int:
+        """Features of all heads of Mamba-2."""
+        return self.mamba_num_heads * self.mamba_head_dim
+
+    @property
+    def mamba_channels(self) -> int:
+        """Channels of the convolution of Mamba-2: x, B and C."""
+        return self.mamba_inner + 2 * self.mamba_num_groups * self.mamba_state_dim
+
+    @property
+    def mamba_rows(self) -> int:
+        """Rows of the input projection of Mamba-2: gates, channels, and time steps."""
+        return self.mamba_inner + self.mamba_channels + self.mamba_num_heads
+
+    @property
+    def linear_inner(self) -> int:
+        """Features of all value heads of Gated DeltaNet."""
+        return self.linear_num_value_heads * self.linear_value_head_dim
+
+    @property
+    def linear_channels(self) -> int:
+        """Channels of the convolution of Gated DeltaNet: queries, keys and values."""
+        return 2 * self.linear_num_key_heads * self.linear_key_head_dim + self.linear_inner
+
+    @property
+    def linear_rows(self) -> int:
+        """Rows of the input projection of Gated DeltaNet: channels, gates, beta and decay."""
+        return self.linear_channels + self.linear_inner + 2 * self.linear_num_value_heads
+
+    def widths(self, tensor: int) -> Mapping[str, int]:
+        """Return the sizes of the projections of recurrent layers on one of `tensor` ranks."""
+        sizes = {
+            "rows of the input projection of Mamba-2": self.mamba_rows,
+            "features of the heads of Mamba-2": self.mamba_inner,
+            "rows of the input projection of Gated DeltaNet": self.linear_rows,
+            "features of the value heads of Gated DeltaNet": self.linear_inner,
+        }
+        return {name: size // tensor for name, size in sizes.items()}
 
     def kind_of(self, number: int) -> str:
         """Return the letter of the layer `number`, from 1 on."""
@@ -135,11 +178,15 @@ def hybrid_problems(config: Config) -> Iterator[str]:
             "Mamba-2, G Gated DeltaNet, * attention, - MLP and E experts"
         )
         return
-    yield from range_problems(hybrid)
     pattern = LayerPattern(hybrid.hybrid_layer_pattern)
     yield from pattern.problems()
     yield from _layer_problems(pattern.letters, config)
+    if wrong := [*range_problems(hybrid)]:
+        yield from wrong
+        return
     yield from _size_problems(hybrid, pattern.letters, config)
+    tensor = max(1, config.parallel.tensor_model_parallel_size)
+    yield from division_problems(hybrid, num_query_groups_of(config.model), tensor)
 
 
 def _layer_problems(pattern: str, config: Config) -> Iterator[str]:
@@ -164,8 +211,6 @@ def _layer_problems(pattern: str, config: Config) -> Iterator[str]:
 
 
 def _size_problems(hybrid: HybridConfig, pattern: str, config: Config) -> Iterator[str]:
-    tensor = config.parallel.tensor_model_parallel_size
-    divided = f"--tensor-model-parallel-size {tensor}"
     if MAMBA in pattern:
         inner = 2 * config.model.hidden_size
         if hybrid.mamba_num_heads is None and inner % hybrid.mamba_head_dim:
@@ -180,22 +225,14 @@ def _size_problems(hybrid: HybridConfig, pattern: str, config: Config) -> Iterat
                 f"--mamba-num-groups {hybrid.mamba_num_groups} does not divide the {heads} heads of "
                 "Mamba-2 (--mamba-num-heads)"
             )
-        if hybrid.mamba_num_groups % tensor:
-            yield f"--mamba-num-groups {hybrid.mamba_num_groups} is not a multiple of {divided}"
     if DELTA_NET in pattern:
         keys, values = hybrid.linear_num_key_heads, hybrid.linear_num_value_heads
         if values % keys:
             yield (
                 f"--linear-num-value-heads {values} is not a multiple of --linear-num-key-heads {keys}"
             )
-        if keys % tensor:
-            yield f"--linear-num-key-heads {keys} is not a multiple of {divided}"
-    if hybrid.attention_output_gate:
-        groups = num_query_groups_of(config.model)
-        if ATTENTION not in pattern:
-            yield "--attention-output-gate: --hybrid-layer-pattern has no attention (*)"
-        elif groups % tensor:
-            yield f"--attention-output-gate: --num-query-groups {groups} is not a multiple of {divided}"
+    if hybrid.attention_output_gate and ATTENTION not in pattern:
+        yield "--attention-output-gate: --hybrid-layer-pattern has no attention (*)"
     if {*RECURRENT} & {*pattern}:
         for flag, size in sequence_flags(config.parallel).items():
             if size > 1:
@@ -204,3 +241,18 @@ def _size_problems(hybrid: HybridConfig, pattern: str, config: Config) -> Iterat
                     "sequence to the next, which ranks that divide the sequence do not exchange: "
                     "leave it out"
                 )
+
+
+def division_problems(
+    hybrid: HybridConfig | HybridSpec, query_groups: int, tensor: int
+) -> Iterator[str]:
+    """Yield the sizes that `tensor` tensor-parallel ranks cannot divide."""
+    pattern = hybrid.hybrid_layer_pattern or ""
+    gated = hybrid.attention_output_gate and ATTENTION in pattern
+    for is_divided, flag, size in (
+        (MAMBA in pattern, "--mamba-num-groups", hybrid.mamba_num_groups),
+        (DELTA_NET in pattern, "--linear-num-key-heads", hybrid.linear_num_key_heads),
+        (gated, "--attention-output-gate: --num-query-groups", query_groups),
+    ):
+        if is_divided and size % tensor:
+            yield f"{flag} {size} is not a multiple of --tensor-model-parallel-size {tensor}"

@@ -13,7 +13,7 @@ class GatedAttention(ParallelAttention):
     """Self-attention whose output is multiplied by the sigmoid of a projection of its input.
 
     Rows of the fused weight are grouped [groups, {queries of the group, their gates, key, value},
-    head_dim], so that the shards of any number of ranks, laid side by side, are the whole. The
+    head_dim], so that the shards of any number of ranks, side by side, are the full weight. The
     tensor-parallel size divides the query groups.
 
     Shapes: as in ParallelAttention.
@@ -30,7 +30,10 @@ class GatedAttention(ParallelAttention):
     def project(
         self, x_sbh: Tensor, tables: tuple[Tensor, Tensor] | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries with their gates [b, a, s, 2 d], key and value [b, g, s, d] of this rank."""
+        """Return query [b, a, s, d], key [b, g, s, d], and the value of each group with the gates of its queries.
+
+        The gates are with the value, [b, g, s, {value, gates} of d], as positions turn the others.
+        """
         queries = self.queries_per_group
         sizes = (self.local_groups, 2 * queries + 2, self.spec.attention.head_dim)
         fused = self.query_key_value(x_sbh).unflatten(2, sizes)
@@ -38,9 +41,11 @@ class GatedAttention(ParallelAttention):
         query, key, value = self.in_heads(query, key, value)
         if tables:
             query, key = (self.kernels.rotary(x, *tables) for x in (query, key))
-        return torch.cat([query, gate.flatten(2, 3).permute(1, 2, 0, 3)], -1), key, value
+        return query, key, torch.cat([value, gate.flatten(3).permute(1, 2, 0, 3)], -1)
 
     def core(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask, **biases: Any) -> Tensor:
         """Compute core attention, and multiply the mixed values [b, a, s, d] by their gates."""
-        query, gate = query.chunk(2, -1)
-        return super().core(query.contiguous(), key, value, mask, **biases) * gate.sigmoid()
+        head_dim = self.spec.attention.head_dim
+        value, gate = value.tensor_split([head_dim], -1)
+        gate = gate.unflatten(-1, (-1, head_dim)).transpose(2, 3).flatten(1, 2)
+        return super().core(query, key, value.contiguous(), mask, **biases) * gate.sigmoid()

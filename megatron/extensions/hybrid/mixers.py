@@ -25,7 +25,7 @@ class Mamba2(nn.Module):
     """Mamba-2: a selective state space, the same for all features of a head.
 
     Rows of the input projection are [groups, {gate, x, B, C, dt}], channels of the convolution
-    [groups, {x, B, C}], so that the shards of any number of ranks, laid side by side, are the whole.
+    [groups, {x, B, C}], so that the shards of any number of ranks, side by side, are the full weight.
     The recurrence is computed in 32 bits. In generation its state and the convolution's are kept.
 
     Args:
@@ -135,7 +135,7 @@ class GatedDeltaNet(nn.Module):
 
     Rows of the input projection are [key heads, {query, key, values, gates, beta, decay}] with the
     value heads that each key head serves, channels of the convolution [key heads, {query, key, values}],
-    so that the shards of any number of ranks, laid side by side, are the whole. The recurrence is
+    so that the shards of any number of ranks, side by side, are the full weight. The recurrence is
     computed in 32 bits. In generation its state and the convolution's are kept.
 
     Args:
@@ -189,10 +189,10 @@ class GatedDeltaNet(nn.Module):
         Args:
             first_bs: position of the first token of each token's document; None for one document.
         """
-        of_key = 2 * self.key_dim + self.features
+        channels = 2 * self.key_dim + self.features
         projected = self.in_proj(x_sbh).unflatten(-1, (self.local_heads, -1))
         mixed, gate, beta, step = projected.split(
-            [of_key, self.features, self.served, self.served], -1
+            [channels, self.features, self.served, self.served], -1
         )
         mixed = self.convolution(mixed.flatten(2), first_bs).unflatten(-1, (self.local_heads, -1))
         query, key, value = mixed.split([self.key_dim, self.key_dim, self.features], -1)

@@ -17,10 +17,8 @@ from megatron.config.architecture.counts import (
 )
 from megatron.config.architecture.options import DECODER, STREAM
 from megatron.config.config import Config
-from megatron.config.network.latent import LatentSpec
-from megatron.config.network.lora import LoraSpec
-from megatron.config.network.model_spec import ModelSpec, names_of
-from megatron.config.network.prediction import PredictionSpec
+from megatron.config.network.experts import MoESpec
+from megatron.config.network.model_spec import OPTIONAL, ModelSpec, names_of
 from megatron.config.network_contract import Network
 from megatron.config.parallelism.recompute_plan import RecomputePlan
 from megatron.config.parsing.flags import given_options
@@ -28,12 +26,13 @@ from megatron.extensions.hybrid.activations import layer_bytes, product_bytes
 from megatron.extensions.hybrid.flags import (
     HybridConfig,
     HybridSpec,
+    division_problems,
     hybrid_problems,
     with_pattern,
 )
 from megatron.extensions.hybrid.pattern import ATTENTION
 
-_ABSENT = (name for part in (LatentSpec, LoraSpec, PredictionSpec) for name in names_of(part))
+_ABSENT = (name for part in {*OPTIONAL.values()} - {MoESpec} for name in names_of(part))
 """Options of parts that are not built for hybrid networks."""
 
 
@@ -66,6 +65,11 @@ class HybridNetwork(Network):
         """Return a decoder with layers of the kinds in the pattern."""
         return with_pattern(super().spec(plain, config), config.section(HybridConfig))
 
+    def division_problems(self, spec: ModelSpec, *, tensor: int) -> Iterator[str]:
+        """Yield the sizes of a hybrid network that `tensor` ranks cannot divide."""
+        hybrid, groups = spec.part(HybridSpec), spec.attention.num_query_groups
+        return division_problems(hybrid, groups, tensor)
+
     def residual_additions(self, spec: ModelSpec) -> int:
         """Return one for each layer."""
         return spec.num_layers
@@ -96,11 +100,10 @@ class HybridNetwork(Network):
 
     def deferred_bytes(self, entry: Entry, sizes: Any) -> int:
         """Return the bytes that the weight gradients of a layer are computed from."""
-        hybrid, width = sizes.spec.part(HybridSpec), sizes.spec.hidden_size
+        hybrid = sizes.spec.part(HybridSpec)
         is_mamba = hybrid.kind_of(entry.number) == "M"
-        inner = hybrid.mamba_num_heads * hybrid.mamba_head_dim
-        matrices = _delta_net_sizes(hybrid, width)[0]
-        rows = _mamba_rows(hybrid) + inner if is_mamba else matrices // width
+        of_mamba = hybrid.mamba_rows + hybrid.mamba_inner
+        rows = of_mamba if is_mamba else hybrid.linear_rows + hybrid.linear_inner
         return product_bytes(entry.number, sizes, rows)
 
     def kept_masks(self, numbers: Sequence[int], sizes: Any) -> int:
@@ -148,9 +151,10 @@ def gate_weights(spec: ModelSpec) -> int:
 
 def mamba_weights(hybrid: HybridSpec, width: int) -> int:
     """Return the weights of a Mamba-2 layer without its norm before it."""
-    heads, inner, channels = _mamba_sizes(hybrid)
-    matrices = width * (_mamba_rows(hybrid) + inner)
-    return matrices + channels * (hybrid.linear_conv_kernel_dim + 1) + 3 * heads + inner
+    inner = hybrid.mamba_inner
+    matrices = width * (hybrid.mamba_rows + inner)
+    convolution = hybrid.mamba_channels * (hybrid.linear_conv_kernel_dim + 1)
+    return matrices + convolution + 3 * hybrid.mamba_num_heads + inner
 
 
 def mamba_products(hybrid: HybridSpec, width: int) -> int:
@@ -158,32 +162,18 @@ def mamba_products(hybrid: HybridSpec, width: int) -> int:
 
     The recurrence counts as its two products of a state with a vector, whatever the size of chunks.
     """
-    _, inner, channels = _mamba_sizes(hybrid)
-    matrices = width * (_mamba_rows(hybrid) + inner)
-    convolution = channels * hybrid.linear_conv_kernel_dim
+    inner = hybrid.mamba_inner
+    matrices = width * (hybrid.mamba_rows + inner)
+    convolution = hybrid.mamba_channels * hybrid.linear_conv_kernel_dim
     return matrices + convolution + 2 * inner * hybrid.mamba_state_dim
-
-
-def _mamba_sizes(hybrid: HybridSpec) -> tuple[int, int, int]:
-    """Return the heads, the features of all heads, and the channels of the convolution."""
-    inner = hybrid.mamba_num_heads * hybrid.mamba_head_dim
-    channels = inner + 2 * hybrid.mamba_num_groups * hybrid.mamba_state_dim
-    return hybrid.mamba_num_heads, inner, channels
-
-
-def _mamba_rows(hybrid: HybridSpec) -> int:
-    """Return the rows of the input projection: gates, channels of the convolution, and time steps."""
-    heads, inner, channels = _mamba_sizes(hybrid)
-    return inner + channels + heads
 
 
 def delta_net_weights(hybrid: HybridSpec, width: int) -> int:
     """Return the weights of a Gated DeltaNet layer without its norm before it."""
-    matrices, channels = _delta_net_sizes(hybrid, width)
+    matrices = width * (hybrid.linear_rows + hybrid.linear_inner)
+    convolution = hybrid.linear_channels * hybrid.linear_conv_kernel_dim
     heads = 2 * hybrid.linear_num_value_heads
-    return (
-        matrices + channels * hybrid.linear_conv_kernel_dim + heads + hybrid.linear_value_head_dim
-    )
+    return matrices + convolution + heads + hybrid.linear_value_head_dim
 
 
 def delta_net_products(hybrid: HybridSpec, width: int) -> int:
@@ -191,16 +181,6 @@ def delta_net_products(hybrid: HybridSpec, width: int) -> int:
 
     The recurrence counts as its products of a state: with a key, an outer one, and with a query.
     """
-    matrices, channels = _delta_net_sizes(hybrid, width)
-    values = hybrid.linear_num_value_heads * hybrid.linear_value_head_dim
-    convolution = channels * hybrid.linear_conv_kernel_dim
-    return matrices + convolution + 3 * values * hybrid.linear_key_head_dim
-
-
-def _delta_net_sizes(hybrid: HybridSpec, width: int) -> tuple[int, int]:
-    """Return the weights of the matrices, and the channels of the convolution."""
-    keys = hybrid.linear_num_key_heads * hybrid.linear_key_head_dim
-    values = hybrid.linear_num_value_heads * hybrid.linear_value_head_dim
-    channels = 2 * keys + values
-    rows = channels + values + 2 * hybrid.linear_num_value_heads
-    return width * (rows + values), channels
+    matrices = width * (hybrid.linear_rows + hybrid.linear_inner)
+    convolution = hybrid.linear_channels * hybrid.linear_conv_kernel_dim
+    return matrices + convolution + 3 * hybrid.linear_inner * hybrid.linear_key_head_dim

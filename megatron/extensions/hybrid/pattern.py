@@ -60,10 +60,10 @@ class LayerPattern:
 
     @property
     def _division(self) -> dict[str, Any]:
-        parts = len(self.parts)
-        if parts == 1 or parts % self.stages:
+        parts, stages = len(self.parts), max(1, self.stages)
+        if parts == 1 or parts % stages:
             return {}
-        chunks = parts // self.stages
+        chunks = parts // stages
         return {
             "pp_partition_method": LAYERS + ",".join(str(len(part)) for part in self.parts),
             **({"num_virtual_stages_per_pipeline_rank": chunks} if chunks > 1 else {}),

@@ -21,8 +21,8 @@ class Decay(NamedTuple):
     Args:
         within: from token j to token i of a chunk, [b, h, c, q, q], 0 for i < j.
         enter: from the state before the chunk to token i, [b, h, c, q].
-        leave: from token j to the state behind the chunk, [b, h, c, q].
-        across: from the state before the chunk to that behind it, [b, h, c].
+        leave: from token j to the state after the chunk, [b, h, c, q].
+        across: from the state before the chunk to that after it, [b, h, c].
     """
 
     within: Tensor
@@ -93,11 +93,11 @@ def state_space_scan(
         [b, h, s, p].
     Source: arXiv:2405.21060, section 6 and listing 1.
     """
-    length, size, of_group = u.size(2), min(chunk, u.size(2)), u.size(1) // key.size(1)
+    length, size, heads_per_group = u.size(2), min(chunk, u.size(2)), u.size(1) // key.size(1)
     decay = decays(log_decay, first_bs, size)
     u, key, query = (in_chunks(x, size) for x in (u, key, query))
-    scores = (query @ key.mT).repeat_interleave(of_group, 1) * decay.within
-    key, query = (x.repeat_interleave(of_group, 1) for x in (key, query))
+    scores = (query @ key.mT).repeat_interleave(heads_per_group, 1) * decay.within
+    key, query = (x.repeat_interleave(heads_per_group, 1) for x in (key, query))
     added = (u * decay.leave[..., None]).mT @ key
     state = torch.zeros_like(added[:, :, 0]) if before is None else before
     states = []

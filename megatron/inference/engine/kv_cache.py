@@ -37,7 +37,7 @@ class TokenCache:
 
     @property
     def numbers_of_token(self) -> int:
-        """How many numbers are cached of each token."""
+        """Number of cached elements per token."""
         return self._groups * sum(self._widths)
 
     def store(self, *new: Tensor) -> None:

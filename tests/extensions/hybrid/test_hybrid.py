@@ -8,11 +8,16 @@ import torch
 from checkpoints import spread_network
 from family_ranks import compare_families
 from networks import gpt_steps
-from problems import problem
+from problems import problem, require_problem
 from ranks import run_on_ranks
 from tiny import Shards, tiny_plan
 
 from megatron.config.data.masks import MaskPlan
+from megatron.config.inference.generation import layout_problems
+from megatron.config.network.model_problems import fp8_size_problems
+from megatron.config.parallelism.layout import ParallelConfig
+from megatron.config.parallelism.precision import PrecisionConfig
+from megatron.extensions.hybrid.gated_attention import GatedAttention
 from megatron.model.initialization import initialise
 from megatron.model.layers.layer_list import SequentialModel
 from megatron.objectives.gpt import gpt_batch
@@ -59,6 +64,22 @@ def test_a_document_in_a_sample_is_computed_as_if_it_were_alone(group, pattern):
         alone = model(gpt_batch(torch.cat([document, torch.tensor([3])])[None]))[0]
         torch.testing.assert_close(packed[number], alone)
         assert torch.allclose(leaking[number], alone) == (number == 0)
+
+
+def test_positions_of_a_plugin_do_not_turn_the_gates(group):
+    class Mirror(torch.nn.Module):
+        """Scores stay the same when queries and keys are negated."""
+
+        def turn(self, query, key, positions_bs):
+            return -query, -key
+
+    spec = of_pattern("*-", "--attention-output-gate", "--position-embedding-type", "rotary")
+    model = spread_network(spec, group)
+    batch = gpt_batch(torch.randint(30, (2, 21), generator=torch.Generator().manual_seed(1)))
+    expected = model(batch)
+    (attention,) = (each for each in model.modules() if isinstance(each, GatedAttention))
+    attention.own_positions = Mirror()
+    torch.testing.assert_close(model(batch), expected)
 
 
 def test_initial_values_are_in_their_ranges_and_do_not_depend_on_the_layout(group):
@@ -231,6 +252,34 @@ def test_a_wrong_flag_is_refused(pattern, flags, words):
         of_pattern(pattern, *flags, world_size=4)
 
 
+@pytest.mark.parametrize(
+    ("pattern", "flags", "words"),
+    [
+        ("M-", (), "--mamba-num-groups 2 is not a multiple of --tensor-model-parallel-size 4"),
+        ("G-", (), "--linear-num-key-heads 2 is not a multiple of … size 4"),
+        ("*-", ("--attention-output-gate",), "--attention-output-gate: … 2 … size 4"),
+    ],
+)
+def test_sizes_that_ranks_cannot_divide_are_refused_in_generation(pattern, flags, words):
+    groups = ("--group-query-attention", "--num-query-groups", "2")
+    spec = of_pattern(pattern, *groups, *flags)
+    parallel = ParallelConfig(tensor_model_parallel_size=4)
+    require_problem(words, [*layout_problems(parallel, spec, world_size=4)])
+    assert not [*layout_problems(ParallelConfig(tensor_model_parallel_size=2), spec, world_size=2)]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "words"),
+    [
+        ("M-", "rows of the input projection of Mamba-2 on a tensor-parallel rank is 84"),
+        ("G-", "features of the value heads of Gated DeltaNet on a tensor-parallel rank is 20"),
+    ],
+)
+def test_fp8_takes_no_other_sizes_of_recurrent_layers(pattern, words):
+    precision = PrecisionConfig(bf16=True, fp8_format="hybrid")
+    require_problem(words, fp8_size_problems(precision, of_pattern(pattern), tensor=1))
+
+
 def test_flags_of_hybrids_are_refused_without_the_network():
     with problem("--hybrid-layer-pattern is for hybrid networks: add --network hybrid"):
         tiny_plan("--network", "gpt", "--hybrid-layer-pattern", "MM")
@@ -289,6 +338,7 @@ def test_borders_in_a_pattern_divide_its_layers_into_stages_and_chunks():
             ("--pipeline-model-parallel-size", "2", "--pp-partition-method", "layers:1,3"),
             "--pp-partition-method layers:1,3: … M-|M* divides the layers",
         ),
+        ("M-|M*", ("--pipeline-model-parallel-size", "0"), "--pipeline-model-parallel-size 0"),
         ("M-M/*-/*-", (), "has /: 2 layers of multi-token prediction … write M-M"),
         ("M-M/*-", ("--num-layers", "4"), "--num-layers 4: … has 3 layers: write --num-layers 3"),
     ],
