@@ -205,6 +205,8 @@ class InferenceEngine:
     def step(self) -> list[Event]:
         """Run waiting prompts, or a chunk of one, if there are free rows, else a decode step.
 
+        Running sequences wait for one prefill at most.
+
         While an exclusive request runs, nothing else does.
 
         Communication: all ranks of the replica, the other ranks through `follow`.
@@ -351,7 +353,7 @@ class InferenceEngine:
             for one in running
         )
         return [
-            one.ngrams.draft(one.tokens, min(self._draft_tokens, *limit))
+            one.ngrams.draft(one.tokens, min(self._draft_tokens, *limit)) if one.uses_drafts else []
             for one, limit in zip(running, limits, strict=True)
         ]
 
@@ -420,6 +422,10 @@ class InferenceEngine:
         events: list[Event] = []
         ended: list[tuple[ActiveSequence, bool]] = []
         for sequence, tokens in zip(sequences, new_tokens, strict=True):
+            if not tokens:
+                sequence.stop_drafts()
+                self._scheduler.clear_draft(sequence)
+                continue
             before = len(events)
             for new in tokens:
                 event = self._append(sequence, new, () if events else tuple(prompt_tokens))

@@ -114,10 +114,16 @@ class DecodeStates:
     # Called by the scheduler and beam search.
 
     @torch.inference_mode()
-    def clear(self, rows: slice) -> None:
-        """Zero these rows after NaN: masked values of the next sequences are multiplied by 0."""
-        for kept in self._all:
-            kept.clear(rows)
+    def clear(self, rows: slice, *, start: int = 0) -> None:
+        """Zero these rows after NaN: masked values of the next sequences are multiplied by 0.
+
+        Args:
+            start: keep the tokens before this one; of states `by_token` only.
+        """
+        for cache in self._caches:
+            cache.clear(rows, start)
+        for state in self._states:
+            state.clear(rows)
 
     @torch.inference_mode()
     def copy(self, source: int, target: int, length: int) -> None:
@@ -127,7 +133,10 @@ class DecodeStates:
 
     @torch.inference_mode()
     def swap(self, row: int, other: int, length: int) -> None:
-        """Exchange the first `length` tokens of two rows of caches; see `by_token`."""
+        """Exchange the first `length` tokens of two rows of caches.
+
+        States of whole sequences are not exchanged: only states `by_token` keep ended sequences.
+        """
         for cache in self._caches:
             cache.swap(row, other, length)
 

@@ -48,6 +48,9 @@ def accepted_tokens(
 ) -> Iterator[list[TokenLogprob | None]]:
     """Yield the new tokens of each sequence: sampled ones up to the first that differs from its draft.
 
+    No tokens where a draft has NaN: masked NaN reaches the logits before it, so that the sequence must
+    decode its next token again, without a draft.
+
     Args:
         sampled: for each sequence the token before its draft's first one, and behind each of its
             draft's tokens.
@@ -55,6 +58,9 @@ def accepted_tokens(
     tokens = iter(sampled)
     for draft in drafts:
         own = [*islice(tokens, len(draft) + 1)]
+        if draft and None in own:
+            yield []
+            continue
         equal = (
             new is not None and new.token == token for new, token in zip(own, draft, strict=False)
         )

@@ -82,10 +82,10 @@ class TokenCache:
             if old.numel():
                 kept[:, :, : old.size(2)] = old
 
-    def clear(self, rows: slice) -> None:
-        """Zero these rows."""
+    def clear(self, rows: slice, start: int = 0) -> None:
+        """Zero these rows from the token `start` on."""
         for kept in self.kept:
-            kept[rows] = 0
+            kept[rows, :, start:] = 0
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` tokens of a row to another."""

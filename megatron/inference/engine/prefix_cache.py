@@ -13,7 +13,7 @@ class Match:
 
     row: int = 0
     length: int = 0
-    is_all: bool = False
+    is_full_row: bool = False
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class PrefixCache:
         for row, tokens in (*running, *kept):
             length = common_prefix(prompt, tokens)
             if length > best.length:
-                best = Match(row, length, is_all=length == len(tokens))
+                best = Match(row, length, is_full_row=length == len(tokens))
         length = min(best.length, len(prompt) - 1)
         return replace(best, length=length) if length >= self.least_tokens else Match()
 
@@ -73,7 +73,7 @@ class PrefixCache:
         """
         self._counters.add_reused(match.length)
         source = self._kept.get(match.row) if match.length else None
-        if source and match.is_all:
+        if source and match.is_full_row:
             self._hand_over(row, match)
             return
         if source:

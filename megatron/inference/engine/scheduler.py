@@ -64,12 +64,12 @@ class Scheduler:
 
         They have left `waiting`, in rows behind the running sequences, and `join` lets them run. All of
         them have cached prefixes, or none has. One that needs the log-probabilities of its prompt is
-        alone, and between two chunks of a prompt there is a decode step.
+        alone. After a prefill that running sequences have waited for, they have a decode step.
         """
+        if self._decodes_next and self.running:
+            self._decodes_next = False
+            return []
         if self.partial:
-            if self._decodes_next and self.running:
-                self._decodes_next = False
-                return []
             return [self.partial]
         admitted: list[ActiveSequence] = []
         while self.waiting and len(self.running) + len(admitted) < self.rows:
@@ -91,7 +91,7 @@ class Scheduler:
 
     def join(self, admitted: Sequence[ActiveSequence]) -> bool:
         """Let admitted sequences run once their prompts are cached; return whether they do."""
-        self._decodes_next = True
+        self._decodes_next = bool(self.running)
         first = admitted[0]
         self.partial = first if first.num_cached < len(first.tokens) else None
         if not self.partial:
@@ -102,13 +102,14 @@ class Scheduler:
         """Remove a sequence; the last running one moves into its row, and `partial` into that one's.
 
         Args:
-            clear_state: zero its row first, which may have NaN.
+            clear_state: zero its row first, which may have NaN; so may the row of `partial`, which
+                has had no logits yet.
         """
         if sequence in self.waiting:
             self.waiting.remove(sequence)
             return
         if sequence is self.partial:
-            row, self.partial = len(self.running), None
+            row, self.partial, clear_state = len(self.running), None, True
         else:
             row = self.running.index(sequence)
         if self.states and clear_state:
@@ -124,9 +125,16 @@ class Scheduler:
         if self.prefix_cache:
             self.prefix_cache.keep(row, kept)
 
+    def clear_draft(self, sequence: ActiveSequence) -> None:
+        """Zero what a draft with NaN has left behind the cached tokens of a running sequence."""
+        if self.states:
+            row = self.running.index(sequence)
+            self.states.clear(slice(row, row + 1), start=sequence.num_cached)
+
     def _move(self, source: int, target: int, moved: ActiveSequence, kept: int) -> int:
         """Move a sequence to the row of one that has ended; return where its `kept` tokens are then."""
-        if self.states and self.prefix_cache:
+        if self.states and self.states.by_token:
+            # Not copied: NaN of `partial` would stay behind in the row that it leaves.
             self.states.swap(source, target, max(moved.num_cached, kept))
         elif self.states:
             self.states.copy(source, target, moved.num_cached)

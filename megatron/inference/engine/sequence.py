@@ -51,13 +51,14 @@ class Request:
 class ActiveSequence:
     """A request that is waiting or running: its prompt and the tokens generated so far.
 
-    `num_cached` is the number of its tokens that are in the KV cache.
+    `num_cached` is the number of its tokens that are in the KV cache; `uses_drafts` is False once a
+    draft of it had NaN.
     """
 
     def __init__(self, request_id: int, request: Request, new_tokens: Sequence[int] = ()):
         self.request_id, self.request = request_id, request
         self.tokens = [*request.prompt, *new_tokens]
-        self.num_cached = 0
+        self.num_cached, self.uses_drafts = 0, True
         self.ngrams = NgramIndex()
         self._rng = random.Random(request.seed)
         self._draws: list[float] = []
@@ -67,6 +68,10 @@ class ActiveSequence:
         if not draft:
             return self
         return ActiveSequence(self.request_id, self.request, [*self.new_tokens, *draft])
+
+    def stop_drafts(self) -> None:
+        """Use no more drafts."""
+        self.uses_drafts = False
 
     def cache(self, count: int) -> None:
         """Count further tokens as cached."""

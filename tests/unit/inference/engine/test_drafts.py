@@ -3,6 +3,7 @@
 import random
 
 import pytest
+import torch
 from problems import problem
 from stages import completed, engine_of, random_model
 from test_continuous_batching import Numbers, request_of
@@ -104,9 +105,25 @@ def test_a_draft_is_what_followed_the_latest_ngram():
 
 def test_sampled_tokens_count_up_to_the_first_that_differs():
     one, two, three = (TokenLogprob(token=token) for token in (1, 2, 3))
-    sampled = [one, two, three, one, None, three, two, None, None]
+    sampled = [one, two, three, one, None, three, two, one, None]
     drafts = [(1, 2), (3,), (3, 3), ()]
-    assert [*accepted_tokens(sampled, drafts)] == [[one, two, three], [one], [three, two], [None]]
+    assert [*accepted_tokens(sampled, drafts)] == [[one, two, three], [], [three, two], [None]]
+
+
+def test_nan_of_a_rejected_draft_does_not_stay(group, monkeypatch):
+    """Neither in its pass, whose queries read its keys too, nor in later ones of more positions."""
+    spec = long_spec("llama")
+    model = random_model(group, spec)
+    requests = [request_of((1, 2, 3), 8), request_of((4, 5, 6, 7, 8, 9, 10), 8)]
+    expected = completed(engine_of(model, spec), *requests)
+    broken = min({*range(11, 29)}.difference(*(one.tokens for one in expected)))
+    with torch.no_grad():
+        dict(model.named_parameters())["1.word_embeddings.weight"][broken] = torch.nan
+    drafts = iter([[broken] * 3, []])
+    monkeypatch.setattr(NgramIndex, "draft", lambda *own: next(drafts, []))
+    engine = engine_of(model, spec, rows=2, draft_tokens=3)
+    require_equal(completed(engine, *requests), expected)
+    assert engine.counters.draft_tokens == 3 and not engine.counters.accepted_tokens
 
 
 def test_drafts_need_a_cache_that_any_prefix_of_can_be_used(group):

@@ -162,6 +162,18 @@ def test_running_sequences_do_not_stall_while_a_long_prompt_is_computed(network)
     ]
 
 
+def test_running_sequences_do_not_stall_while_short_prompts_arrive(network):
+    engine = engine_of(*network, rows=3)
+    first = engine.add(request_of((1, 2, 3), 20))
+    engine.step()
+    order = []
+    for number in range(12):
+        engine.add(request_of((4, number), 1))
+        order.append([event.request_id for event in engine.step()])
+    assert order[1::2] == [[first]] * 6
+    assert not any(first in ids for ids in order[::2]) and order[0] == [2]
+
+
 @pytest.mark.parametrize("cancelled", ["first", "second"])
 def test_sequences_can_be_cancelled_while_a_prompt_is_computed(network, cancelled):
     model, spec = network
@@ -202,6 +214,35 @@ def test_a_row_with_nan_is_not_reused(network):
     sizes = computed_tokens(engine)
     completed(engine, request_of(PROMPT, 1))
     assert sizes == [20]
+
+
+@pytest.mark.parametrize("prefix_caching", [True, False])
+@pytest.mark.parametrize("moves", [True, False])
+def test_nan_of_a_cancelled_prompt_does_not_stay(network, prefix_caching, moves):
+    """The first of its chunks has NaN; it may have moved to the row of a sequence that has ended."""
+    model, spec = network
+    others = [request_of((1, 2), 6), request_of((3, 1, 4), 6), request_of((2, 7, 1), 6)]
+    expected = completed(engine_of(model, spec), *others)
+    broken = min({*range(21, 29)}.difference(*(one.tokens for one in expected)))
+    with torch.no_grad():
+        dict(model.named_parameters())["1.word_embeddings.weight"][broken] = torch.nan
+    engine = engine_of(
+        model, spec, rows=3, batched_tokens=6, key_rounding=8, prefix_caching=prefix_caching
+    )
+    if moves:
+        engine.add(request_of((5, 6), 2))
+        engine.step()
+    number = engine.add(request_of((1, broken, *PROMPT), 3))
+    for _ in range(2):
+        engine.step()
+    engine.cancel(number)
+    assert [one.finish_reason for one in engine.step()] == ["cancelled"] and not engine.is_busy
+    require_equal(completed(engine, *others), expected)
+    require_equal(completed(engine, *others), expected)
+    sizes = computed_tokens(engine)
+    engine.add(request_of((1, broken, *PROMPT), 0))
+    engine.step()
+    assert sizes == [6]  # nothing is reused
 
 
 def test_a_prefix_language_model_reuses_nothing(network):
