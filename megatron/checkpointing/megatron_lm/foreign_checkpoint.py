@@ -62,8 +62,8 @@ ROW = ("self_attention.dense.weight", "inter_attention.dense.weight", "dense_4h_
 _OF_QUERIES = ("self_attention.query.weight", "self_attention.q_up.weight")
 _OF_KEYS = ("self_attention.kv_down.weight", "self_attention.kv_down.bias")
 """Suffixes of parameters of latent attention with rows that have rotary positions."""
-_LATENT = (*_OF_KEYS, "self_attention.q_down.weight", "self_attention.q_down.bias")
-"""Suffixes of parameters that make latents."""
+_TO_QUERIES = ("self_attention.q_down.weight", "self_attention.q_down.bias")
+"""Suffixes of parameters that make the latents of queries."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,12 +77,14 @@ class Rows:
         head_dim: features per head.
         gate: index of the half with the gate; None for an ungated MLP.
         latent: order of rows with rotary positions in latent attention, by the suffixes of names.
+        latent_sizes: rows of the full parameters that make latents, by the suffixes of names.
     """
 
     version: float
     head_dim: int
     gate: int | None
     latent: Latent = field(default_factory=dict)
+    latent_sizes: Mapping[tuple[str, ...], int] = field(default_factory=dict)
 
     def join(self, name: str, shards: Sequence[Tensor]) -> Tensor:
         """Join the shards of the parameter `name` in our row order.
@@ -99,11 +101,10 @@ class Rows:
             return self._experts(name, experts)
         if name.endswith(ROW):
             return shards[0] if len(shards) == 1 else torch.cat(tuple(shards), 1)
-        if name.endswith(_LATENT):
-            # Transformer Engine's copies, or shards of Megatron-LM's own layers.
-            copies = all(torch.equal(shards[0], other) for other in shards[1:])
-            return shards[0] if copies else torch.cat(tuple(shards))
-        if not name.endswith(COLUMN):
+        sizes = self.latent_sizes.items()
+        # Transformer Engine has copies of what makes latents, Megatron-LM's own layers have shards.
+        is_sharded = any(name.endswith(ends) and len(shards[0]) != rows for ends, rows in sizes)
+        if not (is_sharded or name.endswith(COLUMN)):
             return _merge_replicas(shards)
         if ".query_key_value." in name and self.version < 2:
             shards = [self._by_head(shard, 3) for shard in shards]
@@ -144,6 +145,20 @@ def latent_rows(arguments: Mapping[str, Any], *, heads: int) -> Latent:
     return {
         _OF_QUERIES: TurnedRows(groups=heads, turned=turned, is_first=True),
         _OF_KEYS: TurnedRows(groups=1, turned=turned, is_first=False),
+    }
+
+
+def latent_sizes(arguments: Mapping[str, Any]) -> dict[tuple[str, ...], int]:
+    """Return the rows of the full parameters that make latents, by the suffixes of names.
+
+    Args:
+        arguments: saved by Megatron-LM.
+    """
+    if not arguments.get("multi_latent_attention"):
+        return {}
+    return {
+        _OF_KEYS: arguments["kv_lora_rank"] + arguments["qk_pos_emb_head_dim"],
+        _TO_QUERIES: arguments.get("q_lora_rank") or 0,
     }
 
 

@@ -21,6 +21,7 @@ from megatron.checkpointing.megatron_lm.foreign_checkpoint import (
     gate_half,
     known_version,
     latent_rows,
+    latent_sizes,
     progress_of,
 )
 from megatron.checkpointing.megatron_lm.networks import Form, identify_network
@@ -167,6 +168,7 @@ def found_in(
         head_dim=saved_args.get("kv_channels") or int(table[0].shape[1]) // heads,
         gate=gate_half(saved_args),
         latent=latent_rows(saved_args, heads=heads),
+        latent_sizes=latent_sizes(saved_args),
     )
     progress = progress_of(first, saved_args, is_release=folder.name == "release")
     own = values_of(arguments, holds_experts=holds_experts)
