@@ -1,7 +1,7 @@
 """Kernel registry: choose the implementation (PyTorch, Triton, apex) of each operation."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
@@ -17,9 +17,10 @@ from megatron.config.config import Config
 from megatron.config.network.model_spec import ModelSpec
 from megatron.config.parallelism.kernels_plan import FLAGS, KernelsPlan
 from megatron.fused_kernels import apex_norms, float8
-from megatron.fused_kernels.attention_choice import AttentionWork, choose_attention
+from megatron.fused_kernels.attention_choice import choose_attention
 from megatron.fused_kernels.reference import cross_entropy, softmax
 from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
+from megatron.fused_kernels.trials import ALONE, Trials, Workload, turning_off
 from megatron.fused_kernels.triton.limits import (
     decode_limit,
     dropout_limit,
@@ -67,41 +68,6 @@ class Choice:
         return f" > {self.operation}: {self.implementation} ({self.why})"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Workload:
-    """Sizes on one rank, compared with the limits of kernels.
-
-    Args:
-        positions: tokens of a micro-batch.
-        tensor: ranks that share a layer.
-        has_spans: whether batches limit what tokens see: documents, prefixes, padding.
-        ring: whether ranks attend to each other's tokens by ring attention.
-        trains: whether there is a backward pass.
-    """
-
-    spec: ModelSpec
-    dtype: torch.dtype
-    positions: int
-    tensor: int
-    device: torch.device
-    has_spans: bool = False
-    ring: bool = False
-    trains: bool = True
-
-    def of_attention(self) -> AttentionWork:
-        """Return the work of attention on one rank."""
-        return AttentionWork(
-            spec=self.spec,
-            dtype=self.dtype,
-            device=self.device,
-            samples=max(1, self.positions // self.spec.seq_length),
-            heads=self.spec.attention.num_attention_heads // self.tensor,
-            groups=max(1, self.spec.attention.num_query_groups // self.tensor),
-            has_spans=self.has_spans,
-            ring=self.ring,
-        )
-
-
 def package_problems(config: Config) -> Iterator[str]:
     """Yield a message for each package that a flag requires and that cannot be used."""
     flags, softcap = config.kernels, config.model.attn_logit_softcapping
@@ -123,33 +89,16 @@ def package_problems(config: Config) -> Iterator[str]:
             )
 
 
-Launch = Callable[[Workload, str | None], None]
-"""(work, operation) launches the Triton kernels of an operation, with None a trivial one.
-
-It raises whatever Triton, its compiler or the driver raises where that does not work.
-"""
-
-
-def _launch(work: Workload, operation: str | None) -> None:
-    """See `Launch`."""
-    if operation is None:
-        import_dotted(f"{_TRITON}.launch.launch_once")(work.device)
-        return
-    names = ("spec", "dtype", "device", "tensor", "trains")
-    trial = import_dotted(f"{_TRITON}.trial.Trial")(**{name: getattr(work, name) for name in names})
-    import_dotted(f"{_TRITON}.trial.try_kernels")(operation, trial)
-
-
 def choose_kernels(
     plan: KernelsPlan,
     work: Workload,
     *,
-    launch: Launch = _launch,
+    trials: Trials = ALONE,
 ) -> tuple[Kernels, tuple[Choice, ...]]:
     """Choose the kernels that layers call; return them and a table of the choices.
 
     Args:
-        launch: launches Triton kernels, to find out whether that works.
+        trials: launches Triton kernels, to find out whether that works.
 
     Raises:
         ConfigError: --abort-on-unmet-fused-kernel-constraints, and some are unmet; --kernels
@@ -157,11 +106,11 @@ def choose_kernels(
     """
     obstacle: str | None = "--kernels reference"
     if plan.source != "reference":
-        obstacle = _obstacle(work, launch)
+        obstacle = _obstacle(work, trials)
     if obstacle and plan.source == "triton":
         raise ConfigError(f"--kernels triton: {obstacle}")
     if plan.compile != "none":
-        _require_compiler(work, launch)
+        _require_compiler(work, trials)
     attention, note = choose_attention(plan, work.of_attention(), no_triton=obstacle)
     kernels = replace(
         REFERENCE,
@@ -174,7 +123,7 @@ def choose_kernels(
         kernels, choice = _with_fp8(kernels, plan, work.device)
         choices.append(choice)
     for operation in (*_operations(attention, work.spec), *_operations_of_training(work.spec)):
-        kernels, choice = _choose(operation, kernels, plan, work, obstacle, launch)
+        kernels, choice = _choose(operation, kernels, plan, work, obstacle, trials)
         choices.append(choice)
     kernels = _without_lone_add_norm(kernels)
     unmet = [choice for choice in choices if choice.unmet and choice.operation in FLAGS]
@@ -197,14 +146,14 @@ def choose_inference_kernels(
     tensor: int,
     dtype: torch.dtype,
     device: torch.device,
-    launch: Launch = _launch,
+    trials: Trials = ALONE,
 ) -> Kernels:
     """Choose the kernels of inference, where attention is sdpa but in decode steps; logs why not Triton.
 
     Args:
         plan: of training, maybe on another machine: its sources but the reference are not required.
         tensor: ranks that share a layer.
-        launch: launches Triton kernels, to find out whether that works.
+        trials: launches Triton kernels, to find out whether that works.
 
     Raises:
         ConfigError: a kernel leaves a GPU that runs nothing more.
@@ -214,13 +163,12 @@ def choose_inference_kernels(
         return kernels
     plan = replace(plan, source="auto", compile="none")
     work = Workload(spec=spec, dtype=dtype, positions=1, tensor=tensor, device=device, trains=False)
-    obstacle = _obstacle(work, launch)
+    obstacle = _obstacle(work, trials)
     decoding = ["attention of decode steps"] if network_of(spec).caches else []
     for operation in (*_operations("sdpa", spec), *decoding):
-        kernels, choice = _choose(operation, kernels, plan, work, obstacle, launch)
+        kernels, choice = _choose(operation, kernels, plan, work, obstacle, trials)
         if choice.unmet:
-            flag = FLAGS.get(operation, "--kernels reference")
-            reason = f"{choice.why}; {flag} turns the kernel off"
+            reason = f"{choice.why}; {turning_off(operation)} turns the kernel off"
             log.warning("inference without a fused kernel for %s: %s", operation, reason)
     return _without_lone_add_norm(kernels)
 
@@ -237,7 +185,7 @@ def _choose(
     plan: KernelsPlan,
     work: Workload,
     no_triton: str | None,
-    launch: Launch,
+    trials: Trials,
 ) -> tuple[Kernels, Choice]:
     """Return the kernels with one operation's kernel chosen, and its line of the table.
 
@@ -259,7 +207,7 @@ def _choose(
         kernels = replace(kernels, layer_norm=apex_norms.layer_norm, rms_norm=apex_norms.rms_norm)
         return kernels, Choice(operation, "apex", "--kernels apex")
     why = no_triton or _unsupported_reason(operation, work)
-    why = why or _failed_trial(operation, plan, work, launch)
+    why = why or _failed_trial(operation, plan, work, trials)
     if why:
         return kernels, Choice(operation, "PyTorch", why, unmet=True)
     return _with_triton(kernels, operation), Choice(operation, "Triton", "its limits are met")
@@ -279,7 +227,7 @@ def _is_compiled(operation: str, plan: KernelsPlan, device: torch.device) -> boo
     return on_reference and not plan.loss_chunk_tokens
 
 
-def _require_compiler(work: Workload, launch: Launch) -> None:
+def _require_compiler(work: Workload, trials: Trials) -> None:
     """Refuse --compile where what it generates cannot be compiled."""
     if work.device.type == "cpu":
         # Imports setuptools, which takes a tenth of the start of a run.
@@ -290,7 +238,7 @@ def _require_compiler(work: Workload, launch: Launch) -> None:
                 "--compile: torch.compile generates C++ on CPUs and there is no C++ compiler on "
                 "PATH; install g++, or leave the flag out"
             )
-    elif why := _obstacle(work, launch):
+    elif why := _obstacle(work, trials):
         raise ConfigError(
             f"--compile: torch.compile generates Triton kernels on GPUs: {why}; fix that, or "
             "leave the flag out"
@@ -318,7 +266,7 @@ def _operations_of_training(spec: ModelSpec) -> Iterator[str]:
     yield "cross-entropy"
 
 
-def _obstacle(work: Workload, launch: Launch) -> str | None:
+def _obstacle(work: Workload, trials: Trials) -> str | None:
     """Return why no Triton kernel runs here; None if they do.
 
     Triton compiles at the first launch: that needs a C compiler, Python's headers, a driver, and a
@@ -326,43 +274,24 @@ def _obstacle(work: Workload, launch: Launch) -> str | None:
     """
     if work.device.type != "cuda":
         return "Triton needs a GPU"
-    if not find_spec("triton"):
-        return "the package triton is not installed"
-    if reason := _failure(work, None, launch):
+    if reason := trials.failure(work, None):
         return f"Triton's first kernel failed: {reason}"
     return None
 
 
-def _failure(work: Workload, operation: str | None, launch: Launch) -> str | None:
-    """Return why kernels cannot be launched, see `Launch`; None if they can."""
-    try:
-        launch(work, operation)
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:  # whatever Triton, the compiler or the driver raises
-        return next(filter(None, map(str.strip, str(error).splitlines())), type(error).__name__)
-    return None
-
-
-def _failed_trial(operation: str, plan: KernelsPlan, work: Workload, launch: Launch) -> str | None:
+def _failed_trial(operation: str, plan: KernelsPlan, work: Workload, trials: Trials) -> str | None:
     """Return why the Triton kernels of `operation` do not run here; None if they do.
 
     Raises:
         ConfigError: Triton's are required, or the GPU runs nothing after them.
     """
-    reason = _failure(work, operation, launch)
+    reason = trials.failure(work, operation)
     if reason is None:
         return None
-    flag = FLAGS.get(operation, "--kernels reference")
     if plan.source == "triton":
         raise ConfigError(
             f"--kernels triton: the kernel for {operation} failed: {reason}; fix that, or turn the "
-            f"kernel off with {flag}"
-        )
-    if _failure(work, None, launch):
-        raise ConfigError(
-            f"Triton's kernel for {operation} failed, and after it the GPU runs nothing more: "
-            f"{reason}; turn the kernel off with {flag}"
+            f"kernel off with {turning_off(operation)}"
         )
     return f"its kernel failed: {reason}"
 

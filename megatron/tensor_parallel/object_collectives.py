@@ -71,6 +71,22 @@ def all_gather_objects(own: Value, group: dist.ProcessGroup | None = None) -> li
     return [decode(_bytes_of(each)[:size]) for each, size in zip(contents, sizes, strict=True)]
 
 
+def agree_on_failure(reason: str | None) -> str | None:
+    """Return why something failed on any rank, with that rank's number unless all have that reason.
+
+    Args:
+        reason: why it failed on this rank; None if it did not.
+
+    Communication: an all-gather of the reasons over all ranks, if there are process groups.
+    """
+    if not dist.is_initialized():
+        return reason
+    reasons = all_gather_objects(reason)
+    if all(each == reason for each in reasons):
+        return reason
+    return next(f"on rank {rank}: {each}" for rank, each in enumerate(reasons) if each)
+
+
 def _device(group: dist.ProcessGroup | None) -> str:
     return "cuda" if dist.get_backend(group) == "nccl" else "cpu"
 

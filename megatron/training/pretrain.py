@@ -84,8 +84,8 @@ def pretrain(
     config = start.config
     tokenizer, decided = _decide(start, launch, device)
     setup.use_device(device, launch, deterministic=decided.training.deterministic)
-    kernels, choices = setup.choose(decided, device)
     _meet_others(config, decided, launch, device, watchdog)
+    kernels, choices = setup.choose(decided, device)
     requests = build_requests(
         decided.training,
         save=decided.checkpoint.save,
@@ -144,6 +144,7 @@ def _meet_others(
     watchdog.failures.follow(posted.of(0))
     setup.watch(watchdog, plan.watch, Path(plan.checkpoint.save))
     watchdog.saves_when_lost = plan.training.exits_on_signal
+    watchdog.enter_stage("choosing kernels")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,7 +35,8 @@ from megatron.engine.optimizers import engine_optimizer
 from megatron.engine.token_counts import TokenCounts
 from megatron.fused_kernels.reference.cross_entropy import COMPILED
 from megatron.fused_kernels.reference.dispatch import Kernels
-from megatron.fused_kernels.registry import Choice, Workload, choose_kernels
+from megatron.fused_kernels.registry import Choice, choose_kernels
+from megatron.fused_kernels.trials import Trials, Workload
 from megatron.model.compiled_blocks import Compiler
 from megatron.model.initialization import initialise
 from megatron.model.layers.layer_list import Step
@@ -45,6 +46,7 @@ from megatron.model.prediction_loss import loss_with_predictions
 from megatron.objectives.objective import Objective
 from megatron.tensor_parallel.broadcast import Batch
 from megatron.tensor_parallel.dtypes import TORCH_DTYPES
+from megatron.tensor_parallel.object_collectives import agree_on_failure
 from megatron.tensor_parallel.process_groups import Groups, build_groups
 from megatron.tensor_parallel.rng import OrdinaryStream
 from megatron.tensor_parallel.topology import Topology
@@ -202,6 +204,8 @@ def choose(plan: Plan, device: torch.device) -> tuple[Kernels, tuple[Choice, ...
 
     Raises:
         ConfigError: a fused kernel is wanted at any price and cannot be used.
+
+    Communication: on GPUs with process groups, all ranks agree on each kernel; call it in step.
     """
     work = Workload(
         spec=plan.model,
@@ -212,7 +216,7 @@ def choose(plan: Plan, device: torch.device) -> tuple[Kernels, tuple[Choice, ...
         has_spans=_has_spans(plan),
         ring=plan.parallel.ring,
     )
-    return choose_kernels(plan.kernels, work)
+    return choose_kernels(plan.kernels, work, trials=Trials(agree=agree_on_failure))
 
 
 def _has_spans(plan: Plan) -> bool:

@@ -7,7 +7,7 @@ BUDGETS = {
     "megatron.model.gpt": 49,
     "megatron.objectives.gpt": 50,
     "megatron.engine.build": 92,
-    "pretrain_gpt.py": 283,
+    "pretrain_gpt.py": 284,
 }
 """Most modules of the package that each may reach, itself included. Lower them where you can."""
 

@@ -14,7 +14,11 @@ from megatron.common.codeless import MessageError, UnsendableError
 from megatron.common.errors import WrongDataError
 from megatron.engine.deepspeed import distributed
 from megatron.tensor_parallel import object_collectives
-from megatron.tensor_parallel.object_collectives import all_gather_objects, broadcast_object
+from megatron.tensor_parallel.object_collectives import (
+    agree_on_failure,
+    all_gather_objects,
+    broadcast_object,
+)
 from megatron.training.loop import collectives
 from megatron.training.loop.collectives import from_rank_0, gather_findings, post, scatter
 from megatron.training.process.dead_ranks import Peer
@@ -100,7 +104,14 @@ def a_pickle_from_another_rank_does_not_run(rank):
     assert not Path(OWNED).exists()
 
 
+def a_failure_of_one_rank_is_known_on_all(rank):
+    assert agree_on_failure(None) is None
+    assert agree_on_failure("disk full") == "disk full"
+    assert agree_on_failure("disk full" if rank == 1 else None) == "on rank 1: disk full"
+
+
 CHECKS = [
+    a_failure_of_one_rank_is_known_on_all,
     objects_come_back,
     an_error_of_rank_0_is_raised_on_all,
     what_cannot_be_sent_is_an_error_on_all_ranks,

@@ -45,12 +45,14 @@ from megatron.config.parallelism.layout import ParallelConfig
 from megatron.data.datasets.fim import FimTokens, fim_tokens
 from megatron.fused_kernels.reference.dispatch import Kernels
 from megatron.fused_kernels.registry import choose_inference_kernels
+from megatron.fused_kernels.trials import Trials
 from megatron.inference.engine.continuous_batching import InferenceEngine
 from megatron.inference.engine.decode_graphs import decode_capture
 from megatron.inference.engine.model_runner import ModelRunner
 from megatron.inference.loading.model_source import ModelSource, tokenizer_arguments_of
 from megatron.tensor_parallel.dtypes import TORCH_DTYPES
 from megatron.tensor_parallel.master_address import MasterAddress
+from megatron.tensor_parallel.object_collectives import agree_on_failure
 from megatron.tensor_parallel.process_groups import Groups, build_groups, control_group, lone_group
 from megatron.tensor_parallel.rendezvous import rendezvous
 from megatron.tensor_parallel.topology import Topology
@@ -181,13 +183,17 @@ def _set_threads(launch: Launch, device: torch.device) -> None:
 def _kernels_of(
     config: Config, spec: ModelSpec, groups: Groups, dtype: torch.dtype, device: torch.device
 ) -> Kernels:
-    """Return the kernels that flags permit, those of training unless they are on the command line."""
+    """Return the kernels that flags permit, those of training unless they are on the command line.
+
+    Communication: on GPUs with process groups, all ranks agree on each kernel; call it in step.
+    """
     return choose_inference_kernels(
         plan_kernels(config.kernels, config.model, config.precision),
         spec,
         tensor=groups.topology.tensor,
         dtype=dtype,
         device=device,
+        trials=Trials(agree=agree_on_failure),
     )
 
 

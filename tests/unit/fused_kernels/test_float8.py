@@ -16,7 +16,8 @@ from torch.testing import assert_close
 from megatron.common.errors import ConfigError
 from megatron.fused_kernels import float8, registry
 from megatron.fused_kernels.reference.dispatch import REFERENCE
-from megatron.fused_kernels.registry import Workload, choose_kernels, package_problems
+from megatron.fused_kernels.registry import choose_kernels, package_problems
+from megatron.fused_kernels.trials import Workload
 from megatron.model.initialization import initialise
 from megatron.model.layers.layer_list import SequentialModel
 from megatron.tensor_parallel.rng import OrdinaryStream

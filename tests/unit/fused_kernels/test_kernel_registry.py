@@ -4,8 +4,11 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from threading import Barrier
 from unittest.mock import Mock
 
 import pytest
@@ -15,14 +18,15 @@ from tiny import tiny_config, tiny_plan
 
 from megatron.common.errors import ConfigError
 from megatron.fused_kernels import registry as choose
+from megatron.fused_kernels import trials
 from megatron.fused_kernels.reference.cross_entropy import COMPILED
 from megatron.fused_kernels.reference.dispatch import REFERENCE
 from megatron.fused_kernels.registry import (
-    Workload,
     choose_inference_kernels,
     choose_kernels,
     package_problems,
 )
+from megatron.fused_kernels.trials import Trials, Workload
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 GPU, CPU = torch.device("cuda"), torch.device("cpu")
@@ -45,11 +49,17 @@ def no_compiler(work, operation):
     raise RuntimeError("Failed to find C compiler.\nPlease specify via CC environment variable.")
 
 
-def chosen(*flags, device=GPU, launch=works, **work):
+def alone(reason):
+    return reason
+
+
+def chosen(*flags, device=GPU, launch=works, agree=alone, **work):
     plan = tiny_plan(*flags, device=device.type)
     sizes = {"dtype": torch.bfloat16, "positions": 12, "tensor": 1} | work
     return choose_kernels(
-        plan.kernels, Workload(spec=plan.model, device=device, **sizes), launch=launch
+        plan.kernels,
+        Workload(spec=plan.model, device=device, **sizes),
+        trials=Trials(launch=launch, agree=agree),
     )
 
 
@@ -61,7 +71,8 @@ def table(*flags, **keywords):
 def packages(monkeypatch, modules):
     """Return the packages that seem to be installed, to add to."""
     installed = {"triton"}
-    monkeypatch.setattr(choose, "find_spec", lambda name: name in installed)
+    for module in (choose, trials):
+        monkeypatch.setattr(module, "find_spec", lambda name: name in installed)
     # The kernels themselves are not looked at here, and Triton may really be absent.
     fused = {"activation_adds_bias": True, "add_norm": Mock(), "bias_dropout_add": Mock()}
     fused["decode_attention"] = Mock()
@@ -123,7 +134,7 @@ def test_all_unmet_constraints_are_listed_at_once_and_may_be_turned_off():
 
 def test_without_triton_the_reference_stands_in(packages):
     packages.clear()
-    assert "the package triton is not installed" in str(chosen()[1][1])
+    assert "the package triton is not installed" in str(chosen(launch=trials._launch)[1][1])
 
 
 def test_where_no_kernel_can_be_launched_the_reference_stands_in_and_the_reason_is_printed(
@@ -187,6 +198,62 @@ def test_a_kernel_that_breaks_the_gpu_is_named_with_its_flag(packages):
         generation_kernels(launch=launch)
 
 
+class World:
+    """Ranks that choose at once; `outcomes` are their results, or errors."""
+
+    def __init__(self, launches, choose):
+        self._barrier, self._reasons = Barrier(len(launches), timeout=30), {}
+        with ThreadPoolExecutor(len(launches)) as threads:
+            calls = [
+                threads.submit(choose, launch=launch, agree=partial(self._agree, rank))
+                for rank, launch in enumerate(launches)
+            ]
+        self.outcomes = [call.exception() or call.result() for call in calls]
+
+    def _agree(self, rank, reason):
+        self._barrier.wait()
+        self._reasons[rank] = reason
+        self._barrier.wait()
+        return next(
+            (f"on rank {r}: {why}" for r, why in sorted(self._reasons.items()) if why), None
+        )
+
+
+def fails_in(*operations):
+    def launch(work, operation):
+        if operation in operations:
+            raise OSError("No space left on device")
+
+    return launch
+
+
+def test_a_kernel_that_fails_on_one_rank_is_used_by_none(packages, caplog):
+    launches = [works, fails_in("bias, dropout, residual"), fails_in("norm")]
+    first, *others = World(launches, chosen).outcomes
+    for kernels, choices in (first, *others):
+        unmet = {c.operation: c.why for c in choices if c.unmet}
+        assert unmet == {
+            "bias, dropout, residual": "its kernel failed: on rank 1: No space left on device",
+            "norm": "its kernel failed: on rank 2: No space left on device",
+        }
+        assert kernels.bias_dropout_add is REFERENCE.bias_dropout_add
+        assert kernels.activation_adds_bias
+    for kernels in World(
+        [works, fails_in("attention of decode steps")], generation_kernels
+    ).outcomes:
+        assert kernels.decode_attention is None and kernels.activation_adds_bias
+    assert caplog.text.count("decode steps: its kernel failed: on rank 1: No space") == 2
+
+
+def test_a_rank_without_triton_or_with_required_kernels_that_fail_ends_alike_on_all(packages):
+    for outcome in World([works, fails_in(None)], chosen).outcomes:
+        assert all("failed: on rank 1: No space" in choice.why for choice in outcome[1][1:])
+    required = partial(chosen, "--kernels", "triton")
+    for error in World([works, fails_in("norm")], required).outcomes:
+        assert isinstance(error, ConfigError)
+        assert "--kernels triton: the kernel for norm failed: on rank 1" in str(error)
+
+
 def test_memory_that_does_not_suffice_for_a_kernel_is_no_fault_of_the_kernel(packages):
     with pytest.raises(torch.OutOfMemoryError):
         chosen(launch=Mock(side_effect=[None, torch.OutOfMemoryError]))
@@ -244,7 +311,7 @@ def test_compilation_without_a_compiler_is_refused(packages, monkeypatch, tmp_pa
         chosen("--compile", device=CPU)
     packages.clear()
     with problem("--compile: … triton is not installed"):
-        chosen("--compile")
+        chosen("--compile", launch=trials._launch)
 
 
 def test_scores_are_raised_to_32_bits_when_asked_or_scaled_by_layer():
@@ -435,10 +502,12 @@ def test_no_optional_package_is_imported_before_it_is_used():
     assert done.returncode == 0, done.stderr
 
 
-def generation_kernels(*flags, device=GPU, launch=works):
+def generation_kernels(*flags, device=GPU, launch=works, agree=alone):
     plan = tiny_plan(*flags)
     sizes = {"tensor": 1, "dtype": torch.bfloat16, "device": device}
-    return choose_inference_kernels(plan.kernels, plan.model, launch=launch, **sizes)
+    return choose_inference_kernels(
+        plan.kernels, plan.model, trials=Trials(launch=launch, agree=agree), **sizes
+    )
 
 
 def test_generation_fuses_what_flags_and_kernels_permit(packages, caplog):
