@@ -277,7 +277,7 @@ POSITION_EMBEDDINGS: Registry[Any] = Registry(
     dict.fromkeys(
         (
             *("learned_absolute", "absolute", "learned", "relative"),
-            *("rotary", "rope", "alibi", "none"),
+            *("rotary", "rope", "yarn", "alibi", "none"),
         ),
         "",
     ),

@@ -56,7 +56,6 @@ _SET_BY = {
     "qkv_bias": "--add-qkv-bias, --attention-bias",
     "attention_output_bias": "--attention-bias",
     "attention_bias_apart": "--attention-bias",
-    "kv_lora_rank": "--multi-latent-attention",
     "num_experts": "--num-experts",
     "residual_experts": "--mlp-type",
     "router_normalises": "--moe-router-pre-softmax, --topk",

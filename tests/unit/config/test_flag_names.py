@@ -9,7 +9,7 @@ from tiny import tiny_plan
 from megatron.checkpointing.compare import _COMPARED_SECTIONS
 from megatron.common.registry import OBJECTIVES
 from megatron.config.config import all_sections
-from megatron.config.flag_names import flag_and_value, flag_setting
+from megatron.config.flag_names import flag_and_value
 from megatron.config.objectives import declaration_of
 from megatron.config.parsing.declaration import flags_of
 
@@ -80,7 +80,3 @@ def test_the_network_is_told_by_its_flags():
 )
 def test_a_decision_is_told_by_its_flag_or_by_its_name(field, value, expected):
     assert flag_and_value(field, value) == expected
-
-
-def test_latent_attention_is_named_by_its_switch():
-    assert flag_setting("kv_lora_rank") == "--multi-latent-attention"
