@@ -218,7 +218,6 @@ def _shared_problems(config: Config) -> Iterator[str]:
     for flag, value in (
         ("--micro-batch-size", config.training.micro_batch_size),
         ("--seq-length", length),
-        ("--log-interval", config.logging.log_interval),
     ):
         if value < 1:
             yield f"{flag} {value} must be at least 1"

@@ -155,6 +155,8 @@ class ModelRunner:
             why = "sequences are recomputed for each token"
         elif self.sees_prefix:
             why = "tokens of a prompt attend to later ones"
+        elif self.network.num_contexts(self.spec):
+            why = "sequences attend to other texts, too"
         elif not self.states.by_token:
             why = "a layer keeps a state of each sequence"
         stages = range(self.groups.topology.pipeline)

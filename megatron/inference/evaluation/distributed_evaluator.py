@@ -88,7 +88,7 @@ class DistributedEvaluator:
         Communication: one all-reduce of [n, 2] over all ranks: for each window, one rank has the
         score and the other ranks zeros.
         """
-        order = sorted(range(len(windows)), key=lambda index: _by_context(windows[index]))
+        order = _by_context(windows)
         batches = [order[i : i + self.rows] for i in range(0, len(order), self.rows)]
 
         def of_this_replica() -> Iterator[Sequence[int]]:
@@ -136,7 +136,15 @@ class DistributedEvaluator:
         ]
 
 
-def _by_context(window: Window) -> tuple[int, tuple[int, ...]]:
-    """Return a key that sorts windows by length, those with one context side by side."""
-    context = window.tokens[: -window.num_targets]
-    return -len(context), context
+def _by_context(windows: Sequence[Window]) -> list[int]:
+    """Return the indices of windows by falling length, those with one context side by side."""
+    contexts = [window.tokens[: -window.num_targets] for window in windows]
+    longest: dict[tuple[int, ...], int] = {}
+    for context, window in zip(contexts, windows, strict=True):
+        longest[context] = max(longest.get(context, 0), len(window.tokens))
+
+    def key(index: int) -> tuple[int, tuple[int, ...], int]:
+        context = contexts[index]
+        return -longest[context], context, -len(windows[index].tokens)
+
+    return sorted(range(len(windows)), key=key)
