@@ -3,7 +3,7 @@
 import subprocess
 from pathlib import Path
 
-VERSION = "1.0.0"
+VERSION = "1.1.0"
 CHECKPOINT_FORMAT = 3
 
 _SOURCE = Path(__file__).resolve().parents[2]

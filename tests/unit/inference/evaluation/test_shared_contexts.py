@@ -5,7 +5,7 @@ import torch
 from stages import engine_of, plain_logits, random_model
 from tiny import LLAMA, tiny_spec
 
-from megatron.inference.evaluation.distributed_evaluator import DistributedEvaluator
+from megatron.inference.evaluation.distributed_evaluator import DistributedEvaluator, _by_context
 from megatron.inference.evaluation.scoring import Window
 
 SIZES = {"seq_length": 12, "max_position_embeddings": 12, "vocab_size": 11}
@@ -50,3 +50,11 @@ def test_choices_of_a_question_run_its_context_once(group, changes, sees_prefix)
         # Positions and rows: two contexts but for their last tokens, and targets of eight windows;
         # where a context has one token alone, windows run in full.
         assert sizes == [(5, 2), (3, 8), (5, 8)]
+
+
+def test_windows_of_one_token_contexts_are_sorted_by_length():
+    windows = [Window((1, *range(length)), length) for length in (2, 9, 5, 9)]
+    assert [len(windows[index].tokens) for index in _by_context(windows)] == [10, 10, 6, 3]
+    others = [Window((token, 3, 4)[:length], 1) for token in (5, 6) for length in (2, 3)]
+    lengths = [len(others[index].tokens) for index in _by_context(others)]
+    assert lengths == [3, 3, 2, 2]
