@@ -77,9 +77,9 @@ def agree_on_failure(reason: str | None) -> str | None:
     Args:
         reason: why it failed on this rank; None if it did not.
 
-    Communication: an all-gather of the reasons over all ranks, if there are process groups.
+    Communication: an all-gather of the reasons over all ranks, if there are several.
     """
-    if not dist.is_initialized():
+    if not dist.is_initialized() or dist.get_world_size() == 1:
         return reason
     reasons = all_gather_objects(reason)
     if all(each == reason for each in reasons):
