@@ -407,7 +407,9 @@ PARALLEL = {
     "pipeline_model_parallel_split_rank": Turned(
         "--pipeline-model-parallel-split-rank 1", "error", says="is for pretrain_t5.py"
     ),
-    "distributed_backend": Turned("--distributed-backend nccl", "error", says="nccl needs GPUs"),
+    "distributed_backend": Turned(
+        "--distributed-backend nccl", "error", without=("--device",), says="nccl needs GPUs"
+    ),
     "device": Turned("--device cuda", "error", says="no GPU is visible"),
     "local_rank": Turned("--local_rank 7", "error", says="but --local_rank 7"),
 }
@@ -834,7 +836,9 @@ RECOMPUTE = {
 KERNELS = {
     "kernels": Turned("--kernels reference", "log"),
     "attention_impl": Turned("--attention-impl reference", "attention"),
-    "use_flash_attn": Turned("--use-flash-attn", "error", says="--use-flash-attn needs a GPU"),
+    "use_flash_attn": Turned(
+        "--use-flash-attn", "error", without=("--device",), says="--use-flash-attn needs a GPU"
+    ),
     "attention_softmax_in_fp32": Turned(
         "--attention-softmax-in-fp32",
         "losses",
@@ -930,6 +934,25 @@ URLS = {
     ),
 }
 
+_RECURRENT = "--num-layers 4 --hybrid-layer-pattern MG*- --position-embedding-type none"
+_RECURRENT += " --mamba-head-dim 8 --mamba-num-groups 1 --mamba-state-dim 4"
+_RECURRENT += " --linear-num-key-heads 1 --linear-num-value-heads 2"
+_RECURRENT += " --linear-key-head-dim 4 --linear-value-head-dim 4"
+HYBRID = {
+    "hybrid_layer_pattern": Turned("--hybrid-layer-pattern MM*-", "shapes", on=_RECURRENT),
+    "mamba_state_dim": Turned("--mamba-state-dim 8", "shapes", on=_RECURRENT),
+    "mamba_head_dim": Turned("--mamba-head-dim 4", "shapes", on=_RECURRENT),
+    "mamba_num_groups": Turned("--mamba-num-groups 2", "shapes", on=_RECURRENT),
+    "mamba_num_heads": Turned("--mamba-num-heads 2", "shapes", on=_RECURRENT),
+    "mamba_dt_min": Turned("--mamba-dt-min 0.5", "losses", on=_RECURRENT),
+    "linear_conv_kernel_dim": Turned("--linear-conv-kernel-dim 3", "shapes", on=_RECURRENT),
+    "linear_key_head_dim": Turned("--linear-key-head-dim 8", "shapes", on=_RECURRENT),
+    "linear_value_head_dim": Turned("--linear-value-head-dim 8", "shapes", on=_RECURRENT),
+    "linear_num_key_heads": Turned("--linear-num-key-heads 2", "shapes", on=_RECURRENT),
+    "linear_num_value_heads": Turned("--linear-num-value-heads 4", "shapes", on=_RECURRENT),
+    "attention_output_gate": Turned("--attention-output-gate", "shapes", on=_RECURRENT),
+}
+
 OPTIONS: Mapping[str, Turned | Unseen] = {
     **MODEL,
     **EXPERTS,
@@ -950,6 +973,7 @@ OPTIONS: Mapping[str, Turned | Unseen] = {
     **MASKED_LM,
     **ENCODER_DECODER,
     **RETRO,
+    **HYBRID,
     **INSTRUCT,
     **TOKENIZER,
     **CHECKPOINT,

@@ -76,7 +76,6 @@ MISTAKES = [
     ("--world-size 4", ["--world-size 4", "1 process"]),
     ("--world-size -1", ["--world-size -1", "at least 1"]),
     ("--fp16", ["--fp16", "--bf16"]),
-    ("--distributed-backend nccl", ["--distributed-backend nccl", "gloo"]),
     ("--deepspeed_config none.json", ["--deepspeed_config none.json", "No such file"]),
     ("--deepspeed_config comma.json", ["comma.json", "line 2"]),
     ("--deepspeed_config top.json", ["top.json", "zero_optimisation", "zero_optimization?"]),

@@ -10,7 +10,7 @@ from training_here import train_here
 
 from megatron.common.errors import ConfigError, ExitCode
 from megatron.objectives.gpt import GPT
-from megatron.training import setup
+from megatron.training import pretrain, setup
 from megatron.training.process.device import choose_device, prepare_process
 from megatron.training.process.environment import Launch
 from megatron.training.setup import require_own_device, start_processes
@@ -118,6 +118,7 @@ def test_kernels_are_chosen_on_the_process_s_own_gpu(gpus, monkeypatch, any_algo
         raise ConfigError("enough")
 
     monkeypatch.setattr(setup, "choose", choose)
+    monkeypatch.setattr(pretrain, "_meet_others", lambda *_: None)
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     flags = ("--deterministic-mode", "--tokenizer-type", "NullTokenizer", "--vocab-size", "10")
     with problem("enough"):
