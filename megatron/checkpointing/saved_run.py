@@ -84,11 +84,10 @@ def manifest_to_load(checkpoint: CheckpointConfig) -> tuple[Path, Manifest] | No
         return None
     try:
         tags = [tag_of(planned.step)] if planned.step else published_tags(Path(planned.load))
-        for tag in tags[:1]:
-            return Path(planned.load) / tag, read_manifest(Path(planned.load) / tag)
+        folder = Path(planned.load) / tags[0] if tags else None
+        return (folder, read_manifest(folder)) if folder else None
     except CheckpointError:
-        pass
-    return None
+        return None
 
 
 def saved_architecture(directory: Path) -> str | None:

@@ -107,7 +107,7 @@ class GPTForm(Form):
     def values(
         self, modules: Mapping[str, Sequence[Weight]], layers: int, arguments: Mapping[str, Any]
     ) -> Values:
-        """Return whether routers have a bias, which no argument tells."""
+        """Return whether routers have a bias, which no argument says."""
         has_bias = any(name.endswith(".router.bias") for name in modules)
         return {"moe_router_linear_bias": True} if has_bias else {}
 

@@ -158,7 +158,7 @@ def test_gradients_of_a_lone_replica_stay_where_they_are(build, micro_batch, mon
         ((), "fp32"),
     ],
 )
-def test_the_json_tells_which_optimizer_deepspeed_takes(build, tmp_path, flags, sums):
+def test_the_json_says_which_optimizer_deepspeed_takes(build, tmp_path, flags, sums):
     file = tmp_path / "ds.json"
     file.write_text(json.dumps({"data_types": {"grad_accum_dtype": sums}}))
     engine = build(*flags, "--deepspeed_config", str(file))._engine
