@@ -46,8 +46,8 @@ def product_bytes(number: int, sizes: Any, rows: int) -> int:
 
 
 def _gates(hybrid: HybridSpec, sizes: Any) -> float:
-    """Return the bytes of output gates and of what they multiply."""
-    features = 2 * sizes.spec.attention.query_features if hybrid.attention_output_gate else 0
+    """Return the bytes of output gates, of their sigmoids and of the products with mixed values."""
+    features = 3 * sizes.spec.attention.query_features if hybrid.attention_output_gate else 0
     return float(sizes.tokens * features * _bytes(sizes) / sizes.plan.parallel.tensor)
 
 

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from megatron.model.layers.attention import ParallelAttention
@@ -30,22 +29,23 @@ class GatedAttention(ParallelAttention):
     def project(
         self, x_sbh: Tensor, tables: tuple[Tensor, Tensor] | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return query [b, a, s, d], key [b, g, s, d], and the value of each group with the gates of its queries.
+        """Return query [b, a, s, d], key [b, g, s, d], and the value of each group behind its gates.
 
-        The gates are with the value, [b, g, s, {value, gates} of d], as positions turn the others.
+        The last is a view [b, g, s, {gates, key, value} of d] of the product: positions turn the others,
+        and `core` takes value and gates from it.
         """
         queries = self.queries_per_group
         sizes = (self.local_groups, 2 * queries + 2, self.spec.attention.head_dim)
         fused = self.query_key_value(x_sbh).unflatten(2, sizes)
-        query, gate, key, value = fused.split([queries, queries, 1, 1], dim=3)
-        query, key, value = self.in_heads(query, key, value)
+        query, _, key, value = fused.split([queries, queries, 1, 1], dim=3)
+        query, key, _ = self.in_heads(query, key, value)
         if tables:
             query, key = (self.kernels.rotary(x, *tables) for x in (query, key))
-        return query, key, torch.cat([value, gate.flatten(3).permute(1, 2, 0, 3)], -1)
+        return query, key, fused[..., queries:, :].flatten(3).permute(1, 2, 0, 3)
 
     def core(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask, **biases: Any) -> Tensor:
         """Compute core attention, and multiply the mixed values [b, a, s, d] by their gates."""
         head_dim = self.spec.attention.head_dim
-        value, gate = value.tensor_split([head_dim], -1)
+        gate, _, value = value.tensor_split([-2 * head_dim, -head_dim], -1)
         gate = gate.unflatten(-1, (-1, head_dim)).transpose(2, 3).flatten(1, 2)
-        return super().core(query, key, value.contiguous(), mask, **biases) * gate.sigmoid()
+        return super().core(query, key, value, mask, **biases) * gate.sigmoid()
