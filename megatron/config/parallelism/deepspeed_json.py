@@ -7,10 +7,11 @@ absent keys are filled in from the flag, and known keys without a flag pass thro
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from megatron.common.errors import ConfigError, raise_if_any
+from megatron.common.errors import raise_if_any
 from megatron.config.optimization.batch_size import BatchPlan
 from megatron.config.optimization.curriculum import KEY as CURRICULUM
 from megatron.config.parallelism.deepspeed_keys import (
@@ -48,29 +49,49 @@ def read_ds_config(file: str | None) -> dict[str, Any]:
     """Return the user's JSON, or an empty dictionary when there is none.
 
     Raises:
-        ConfigError: the file is missing, is not a JSON object, or has unknown keys.
+        ConfigError: lists every problem of the file.
     """
-    if file is None:
-        return {}
-    try:
-        text = Path(file).read_text(encoding="utf-8")
-        content = json.loads(text, object_pairs_hook=_without_repeats)
-    except OSError as error:
-        raise ConfigError(f"--deepspeed_config {file}: {error.strerror}") from error
-    except ValueError as error:
-        raise ConfigError(f"--deepspeed_config {file} is not JSON: {error}") from error
-    except RecursionError as error:
-        raise ConfigError(f"--deepspeed_config {file}: its values are nested too deeply") from error
-    if not isinstance(content, dict):
-        raise ConfigError(f"--deepspeed_config {file}: expected an object at the top")
-    raise_if_any([*key_problems(content, file), *_type_problems(content, file)])
+    content, problems = checked_ds_config(file)
+    raise_if_any(problems)
     return content
 
 
-def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def checked_ds_config(file: str | None) -> tuple[dict[str, Any], list[str]]:
+    """Return the blocks of the user's JSON without unknown keys and wrong types, and all problems of it.
+
+    {} for a file that cannot be read, and when there is none.
+    """
+    if file is None:
+        return {}, []
+    repeated: list[str] = []
+    try:
+        text = Path(file).read_text(encoding="utf-8")
+        content = json.loads(text, object_pairs_hook=partial(_object_of, repeated=repeated))
+    except OSError as error:
+        return {}, [f"--deepspeed_config {file}: {error.strerror}"]
+    except ValueError as error:
+        return {}, [f"--deepspeed_config {file} is not JSON: {error}"]
+    except RecursionError:
+        return {}, [f"--deepspeed_config {file}: its values are nested too deeply"]
+    if not isinstance(content, dict):
+        return {}, [f"--deepspeed_config {file}: expected an object at the top"]
+    problems = [
+        f"--deepspeed_config {file} is not JSON: the key {key} stands twice in one object"
+        for key in repeated
+    ]
+    right = {}
+    for key, value in content.items():
+        block = {key: value}
+        wrong = [*key_problems(block, file), *_type_problems(block, file)]
+        problems += wrong
+        right.update({} if wrong else block)
+    return right, problems
+
+
+def _object_of(pairs: list[tuple[str, Any]], repeated: list[str]) -> dict[str, Any]:
+    """Return an object of the JSON; its repeated keys are added to `repeated`."""
     keys = [key for key, _ in pairs]
-    if repeated := sorted({key for key in keys if keys.count(key) > 1}):
-        raise ValueError(f"the key {repeated[0]} stands twice in one object")
+    repeated += sorted({key for key in keys if keys.count(key) > 1})
     return dict(pairs)
 
 

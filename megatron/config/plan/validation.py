@@ -31,7 +31,7 @@ from megatron.config.objectives import objective_notices, objective_problems
 from megatron.config.optimization.batch_size import NO_PROGRESS, Progress
 from megatron.config.optimization.lr_schedule import warmup_notices
 from megatron.config.optimization.optimizer import optimizer_problems
-from megatron.config.parallelism.deepspeed_json import read_ds_config
+from megatron.config.parallelism.deepspeed_json import checked_ds_config
 from megatron.config.parallelism.deepspeed_keys import key_notices
 from megatron.config.parallelism.layout import parallel_notices, replica_size, uses_ring
 from megatron.config.parallelism.precision import precision_notices
@@ -95,7 +95,7 @@ def validate(
     Raises:
         ConfigError: lists every problem.
     """
-    user, problems = _deepspeed_json(config)
+    user, problems = checked_ds_config(config.deepspeed.deepspeed_config)
     start = Start(
         config=config,
         deepspeed=user,
@@ -123,14 +123,6 @@ def _problems(start: Start) -> Iterator[str]:
     yield from wrong_lengths or step_problems(start)
     for check in CHECKS_OF_OBJECTIVE:
         yield from check(start)
-
-
-def _deepspeed_json(config: Config) -> tuple[dict[str, Any], list[str]]:
-    """Return the JSON of --deepspeed_config, {} without one, and why it cannot be read."""
-    try:
-        return read_ds_config(config.deepspeed.deepspeed_config), []
-    except ConfigError as error:
-        return {}, [*error.problems]
 
 
 def _elastic_start(start: Start) -> Start:

@@ -419,6 +419,26 @@ def test_what_is_no_object_is_refused(decide, text, message):
         decide(text)
 
 
+def test_all_problems_of_a_file_are_told_at_once(tmp_path):
+    file = tmp_path / "ds.json"
+    file.write_text(
+        '{"foo": 1, "fp16": {"enabld": true}, "bf16": 1, "bf16": 2, "gradient_clipping": 0.5, '
+        '"zero_optimization": {"stage": "3", "offload_param": {"device": "cpu"}}}'
+    )
+    with pytest.raises(ConfigError) as caught:
+        tiny_plan("--deepspeed_config", str(file))
+    named = (
+        "the key bf16 stands twice",
+        "foo: unknown key",
+        "fp16.enabld",
+        "bf16 is 2",
+        "stage is",
+    )
+    # An offload's device is not compared with a stage that could not be read.
+    for part, line in zip((*named, "gradient_clipping is 0.5"), caught.value.problems, strict=True):
+        assert part in line
+
+
 def test_a_missing_file_is_told():
     with problem("--deepspeed_config nowhere: No such file or directory"):
         tiny_plan("--deepspeed_config", "nowhere")
