@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 
+from megatron.checkpointing.manifest import published_tags
 from megatron.checkpointing.saved_run import (
     is_model_of_transformers,
     manifest_to_load,
@@ -19,7 +20,7 @@ from megatron.config.data.objective import ObjectiveName
 from megatron.config.objectives import declaration_of, objective_tokenizer_arguments
 from megatron.config.plan.plan import resolve
 from megatron.config.plan.validation import validate
-from megatron.config.run.checkpoint import CheckpointConfig, plan_checkpoint
+from megatron.config.run.checkpoint import plan_checkpoint, replacement_problems
 from megatron.config.run.evaluation import takes_steps
 from megatron.data.token_files.pair_files import existing_pair
 from megatron.training.checkpoints.checkpoint_fit import require_fit
@@ -110,8 +111,11 @@ def _path_problems(config: Config, objective: ObjectiveName) -> Iterator[str]:
         yield f"--load {planned.load}: there is no such directory{near(Path(planned.load))}"
     elif planned.load:
         yield from model_to_import(planned.load)
-    if trains and not config.guards.replay_step:
-        yield from _save_problems(config.checkpoint)
+    if trains and planned.save and not config.guards.replay_step:
+        yield from _save_problems(planned.save)
+        # Under --elastic a process that is left over may start after the run has saved.
+        if not config.parallel.elastic:
+            yield from replacement_problems(planned, published_tags(Path(planned.save)))
 
 
 def _data_problems(config: Config, suffixes: Sequence[str]) -> Iterator[str]:
@@ -163,12 +167,12 @@ def _misnamed_problem(prefix: str, suffixes: Sequence[str]) -> str:
     return ""
 
 
-def _save_problems(checkpoint: CheckpointConfig) -> Iterator[str]:
-    if not checkpoint.save:
-        return
-    save = Path(checkpoint.save)
-    there = next((path for path in (save, *save.absolute().parents) if os.path.exists(path)), None)
-    if there and not there.is_dir():
+def _save_problems(directory: str) -> Iterator[str]:
+    save = Path(directory)
+    there = next((path for path in (save, *save.absolute().parents) if os.path.lexists(path)), None)
+    if there and not os.path.exists(there):
+        yield f"--save {save}: {there} is a link to {os.readlink(there)}, which is not there"
+    elif there and not there.is_dir():
         yield f"--save {save}: {there} is a file; give a directory"
     elif there and not os.access(there, os.W_OK | os.X_OK):
         yield f"--save {save}: nothing can be written to {there}; give another directory"

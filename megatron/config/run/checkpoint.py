@@ -1,7 +1,7 @@
 """Checkpoints: what is saved and loaded, where and how often; flags, resolution and checks."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -133,6 +133,24 @@ def goes_on(checkpoint: CheckpointConfig) -> bool:
 def starts_in_place(checkpoint: CheckpointConfig) -> bool:
     """Whether a run restarts at iteration 0 from the checkpoints of the directory that it saves to."""
     return (checkpoint.finetune or checkpoint.reset_progress) and goes_on(checkpoint)
+
+
+def replacement_problems(checkpoint: CheckpointPlan, tags: Sequence[str]) -> Iterator[str]:
+    """Yield that a run would replace the checkpoints of --save, if it does not resume from there.
+
+    It would replace those of the same iterations, --keep-last would remove older ones, and a resume
+    from the newest would mix two runs.
+
+    Args:
+        tags: names of the checkpoints in --save, newest first.
+    """
+    if tags and checkpoint.load != checkpoint.save:
+        without = "" if checkpoint.loads_progress else " without --finetune or --reset-progress"
+        yield (
+            f"--save {checkpoint.save} holds checkpoints already (the newest is {tags[0]}), and this "
+            f"run does not resume from them but would replace them: write --load {checkpoint.save}"
+            f"{without} to resume, give another --save, or move them away"
+        )
 
 
 def checkpoint_notices(checkpoint: CheckpointConfig) -> Iterator[str]:

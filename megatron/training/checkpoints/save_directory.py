@@ -9,6 +9,7 @@ from megatron.checkpointing.manifest import published_tags
 from megatron.checkpointing.remote import published_at_url
 from megatron.common.errors import WrongCheckpointError
 from megatron.config.plan.plan import Plan
+from megatron.config.run.checkpoint import replacement_problems
 from megatron.training.loop.collectives import from_rank_0
 
 
@@ -29,9 +30,6 @@ def sole_writer(plan: Plan) -> Iterator[None]:
 def require_own(plan: Plan) -> None:
     """Refuse a --save with checkpoints that this run does not resume from.
 
-    It would replace checkpoints of the same iterations, --keep-last would remove older ones, and a
-    resume from the newest would mix two runs.
-
     Raises:
         WrongCheckpointError: it holds some.
 
@@ -41,10 +39,6 @@ def require_own(plan: Plan) -> None:
     if not requested.save or requested.load == requested.save or plan.evaluation.only:
         return
     directory = Path(requested.save)
-    if tags := from_rank_0(lambda: published_tags(directory) or published_at_url(directory)):
-        without = "" if requested.loads_progress else " without --finetune or --reset-progress"
-        raise WrongCheckpointError(
-            f"--save {requested.save} holds checkpoints already (the newest is {tags[0]}), and this "
-            f"run does not resume from them but would replace them: write --load {requested.save}"
-            f"{without} to resume, give another --save, or move them away"
-        )
+    tags = from_rank_0(lambda: published_tags(directory) or published_at_url(directory))
+    for problem in replacement_problems(requested, tags):
+        raise WrongCheckpointError(problem)

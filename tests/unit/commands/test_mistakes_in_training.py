@@ -34,6 +34,7 @@ def folder(tmp_path, monkeypatch):
         out.append([1, 2, 3])
     (tmp_path / "runs").mkdir()
     (tmp_path / "file").write_text("")
+    (tmp_path / "link").symlink_to("away")
     (tmp_path / "texts.jsonl").write_text('{"text": "a"}')
     (tmp_path / "model").mkdir()
     for name in ("config.json", "model.safetensors"):
@@ -94,6 +95,7 @@ MISTAKES = [
     ("--load run", ["--load run", "no such directory", "did you mean runs?"]),
     ("--save file", ["--save file", "is a file"]),
     ("--save file/run", ["--save file/run", "file is a file"]),
+    ("--save link/run", ["--save link/run", "link is a link to away, which is not there"]),
     ("--zero-stage 7", ["--zero-stage 7", "0, 1, 2, 3"]),
     ("--lr fast", ["--lr", "'fast' is not a finite number"]),
     ("--lr -1", ["--lr -1.0", "must not be negative"]),
@@ -227,6 +229,7 @@ def test_what_depends_on_the_device_waits_for_it(folder, monkeypatch):
             ["--num-layers  2                  3\n[]"],
         ),
         ("--load saved --lr 0.2", ["saved/global_step3", "--lr", "0.1", "0.2", "--override-"]),
+        ("--save saved", ["--save saved holds checkpoints already (the newest is global_step3)"]),
     ],
 )
 def test_torch_is_not_imported_for_it(folder, flags, parts):
