@@ -1,9 +1,10 @@
 """The tokenizer: its flags, the arguments of build_tokenizer, and the padded vocabulary."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
+from megatron.common.registry import TOKENIZERS
 from megatron.config.parsing.declaration import setting
 
 
@@ -87,6 +88,18 @@ class TokenizerConfig:
 
 _WITH_LEGACY = ("SentencePieceTokenizer", "Llama2Tokenizer")
 """Types whose tokens depend on --tokenizer-sentencepiece-legacy."""
+
+
+def idle_tokenizer_fields(config: TokenizerConfig) -> list[str]:
+    """Return the fields of TikTokenizer that are given beside another type, which has no use for them.
+
+    Scripts of Megatron-LM leave them there, where they have no effect either.
+    """
+    kind = config.tokenizer_type
+    if kind == "TikTokenizer" or TOKENIZERS.is_own(kind):
+        return []
+    names = (field.name for field in fields(config) if field.name.startswith("tiktoken_"))
+    return [name for name in names if getattr(config, name) is not None]
 
 
 def tokenizer_arguments(config: TokenizerConfig, *, default: str | None = None) -> dict[str, Any]:
@@ -188,7 +201,9 @@ def vocab_problems(tokenizer: TokenizerConfig, *, vocab_size: int) -> Iterator[s
 
 
 def vocab_notices(tokenizer: TokenizerConfig, *, padded: int) -> Iterator[str]:
-    """Yield notices about the padded vocabulary of `padded` rows."""
+    """Yield notices about flags without effect, and about the padded vocabulary of `padded` rows."""
+    for name in idle_tokenizer_fields(tokenizer):
+        yield f"--{name.replace('_', '-')} has no effect without --tokenizer-type TikTokenizer"
     pad_to = tokenizer.pad_vocab_size_to
     if pad_to and padded != pad_to:
         yield (

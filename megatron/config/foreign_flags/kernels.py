@@ -49,9 +49,15 @@ PRECISION_FLAGS = (
     *refused(
         "--fp8-format applies to all matrix products of the layers, forward and backward; leave"
         " this flag out",
-        """fp8-quantizer-factory ~fp8-wgrad fp8-output-proj first-last-layers-bf16
-        num-layers-at-start-in-bf16 num-layers-at-end-in-bf16 te-precision-config-file
-        kitchen-config-file kitchen-recipe-number""",
+        """fp8-quantizer-factory te-precision-config-file kitchen-config-file
+        kitchen-recipe-number""",
+    ),
+    *refused(
+        "it has no effect without --fp8-format, which applies to all matrix products of the layers, "
+        "forward and backward: leave this flag out",
+        """~fp8-wgrad fp8-output-proj first-last-layers-bf16 num-layers-at-start-in-bf16
+        num-layers-at-end-in-bf16""",
+        only_with="--fp8-format",
     ),
     *refused(
         "FP4 matrix products are not built; write --fp8-format hybrid, or leave this flag out",

@@ -15,9 +15,16 @@ def accepted(reason: str, names: str) -> list[Legacy]:
     return [Legacy(option, reason, takes="*") for option in _options(names)]
 
 
-def refused(reason: str, names: str) -> list[Legacy]:
-    """Return flags that are refused for one reason; for `names` see `accepted`."""
-    return [Legacy(option, reason, takes="*", refused=True) for option in _options(names)]
+def refused(reason: str, names: str, *, only_with: str = "") -> list[Legacy]:
+    """Return flags that are refused for one reason; for `names` see `accepted`.
+
+    Args:
+        only_with: see `Legacy`.
+    """
+    return [
+        Legacy(option, reason, takes="*", refused=True, only_with=only_with)
+        for option in _options(names)
+    ]
 
 
 def read_as(names: str, reason: str, **becomes: str) -> list[Legacy]:

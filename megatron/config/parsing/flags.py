@@ -12,7 +12,7 @@ from argparse import (
     Namespace,
 )
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from functools import cache
 from itertools import chain, pairwise
 from types import NoneType, UnionType
@@ -38,6 +38,7 @@ class Legacy:
         reason: one sentence: what happens instead, or what to write.
         takes: how many values follow it ("*": any number).
         refused: whether using it is an error; otherwise it is accepted and the reason printed.
+        only_with: our flag without which it is accepted all the same, as it has no effect.
         becomes: by its value, "" without one, our flags that are read in its place; "" for a value
             that changes nothing here. {} stands for the value, and "*" for every other value. Values
             that it leaves out are refused with the reason.
@@ -48,6 +49,7 @@ class Legacy:
     takes: int | str = 0
     refused: bool = False
     becomes: Mapping[str, str] = field(default_factory=dict)
+    only_with: str = ""
 
     def answer(self, value: str) -> tuple[str, str | None]:
         """Return what to print about the flag with `value`, and our flags; None if it is refused."""
@@ -174,6 +176,8 @@ def _add_all_legacy(
     given_names = {plain(word.partition("=")[0]) for word in argv}
     for flag in legacy:
         is_given = plain(flag.option) in given_names and not parser.has_option(flag.option)
+        if is_given and flag.only_with and plain(flag.only_with) not in given_names:
+            flag = replace(flag, refused=False)
         if is_shown or is_given:
             _add_legacy(group, flag, is_shown=is_shown)
             words = [word for word in words if not _turns_off(word, flag)]

@@ -14,6 +14,7 @@ from megatron.config.data.tokenizer import (
     tokenizer_arguments,
 )
 from megatron.config.network.model_spec import flat
+from megatron.config.objectives import objective_tokenizer_arguments
 from megatron.config.parallelism.recompute_plan import NOTHING, RecomputePlan
 
 ALL = RecomputePlan(granularity="full", method="uniform", num_layers=1, share=1.0)
@@ -298,6 +299,16 @@ def test_tokenizer_arguments():
     }
 
 
+def test_flags_of_another_type_of_tokenizer_are_left_out_of_a_run():
+    flags = ("--vocab-size", "9", "--tiktoken-pattern", "v2", "--tokenizer-type")
+    null, tiktoken = (
+        objective_tokenizer_arguments(tiny_config(*flags, f"{kind}Tokenizer").tokenizer, "gpt")
+        for kind in ("Null", "Tik")
+    )
+    assert "tiktoken_pattern" not in null
+    assert tiktoken["tiktoken_pattern"] == "v2"
+
+
 @pytest.mark.parametrize(
     ("line", "world_size", "notice"),
     [
@@ -317,12 +328,17 @@ def test_tokenizer_arguments():
             1,
             "--apply-wd-to-qk-layernorm has no effect without --qk-layernorm",
         ),
+        (
+            "--tokenizer-type NullTokenizer --vocab-size 9 --tiktoken-pattern v2",
+            1,
+            "--tiktoken-pattern has no effect without --tokenizer-type TikTokenizer",
+        ),
     ],
 )
 def test_what_a_flag_does_not_do_beside_others_is_a_notice(line, world_size, notice):
     assert notice in tiny_plan(*line.split(), world_size=world_size).notices
     more = ("--qk-layernorm", "--num-experts", "2", "--expert-tensor-parallel-size", "1")
-    more += ("--lora-rank", "0")
+    more += ("--lora-rank", "0", "--tokenizer-type", "TikTokenizer")
     assert notice not in tiny_plan(*line.split(), *more, world_size=world_size).notices
 
 

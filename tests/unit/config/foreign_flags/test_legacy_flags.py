@@ -21,6 +21,10 @@ def words_of(flag):
     return [flag.option, *["1"] * (flag.takes if isinstance(flag.takes, int) else 2)]
 
 
+def only_with(flag):
+    return [flag.only_with, "hybrid"] if flag.only_with else []
+
+
 def test_each_accepted_flag_tells_its_sentence_once_however_often_it_is_given():
     words = [word for flag in ACCEPTED for word in words_of(flag)]
     notices = parse_config(tiny_argv(*words, *words))[1]
@@ -68,8 +72,14 @@ def test_a_flag_of_a_plugin_wins_over_one_of_another_system():
 @pytest.mark.parametrize("flag", REFUSED, ids=lambda flag: flag.option)
 def test_each_refused_flag_is_the_one_problem(flag):
     with pytest.raises(ConfigError) as caught:
-        parse_config(tiny_argv(*words_of(flag)))
+        parse_config(tiny_argv(*words_of(flag), *only_with(flag)))
     assert str(caught.value) == f"{flag.option}: {flag.reason}"
+
+
+@pytest.mark.parametrize("flag", [each for each in REFUSED if each.only_with])
+def test_what_has_no_effect_without_a_flag_is_accepted_without_it(flag):
+    _, notices = parse_config(tiny_argv(*words_of(flag)))
+    assert notices == (f"{flag.option}: {flag.reason}",)
 
 
 def test_refused_flags_of_one_reason_are_one_problem():
