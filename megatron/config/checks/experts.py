@@ -161,19 +161,22 @@ def _layout_problems(config: Config, counts: list[int], *, data: int) -> Iterato
             "each expert (--expert-tensor-parallel-size, or else --tensor-model-parallel-size)"
         )
     sequence, tensor = sequence_size(parallel), max(1, parallel.tensor_model_parallel_size)
+    ranks = data * sequence * tensor
+    undivided = (
+        ", or --expert-tensor-parallel-size 1" if per_expert > 1 and ranks % size == 0 else ""
+    )
     if per_expert != tensor:
-        ranks = data * sequence * tensor
         if ranks % (size * per_expert):
             yield (
                 f"{flag} * --expert-tensor-parallel-size {per_expert} = {size * per_expert} does not "
                 f"divide the {ranks} ranks of a pipeline stage: experts are shared by groups of that "
-                "size; write sizes whose product divides them"
+                f"size; write sizes whose product divides them{undivided}"
             )
     elif data * sequence % size:
         sequence_note = f" of {sequence} ranks that divide a sample" if sequence > 1 else ""
         yield (
             f"{flag} does not divide the {data} replicas{sequence_note}: experts are shared by groups of "
-            "that size; write a size that divides them"
+            f"that size; write a size that divides them{undivided}"
         )
     length = config.model.seq_length
     ring = f"--context-parallel-size {parallel.context_parallel_size}"

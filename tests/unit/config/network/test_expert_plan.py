@@ -90,6 +90,14 @@ def test_flags_of_both_systems_mean_the_same():
         ("--num-experts 3 --moe-expert-parallel-size 2", "3 is not a multiple of"),
         ("--num-experts 6 --moe-expert-parallel-size 3", "3 does not divide the 2 replicas"),
         (
+            "--num-experts 2 --moe-expert-parallel-size 2 --tensor-model-parallel-size 2",
+            "write a size that divides them, or --expert-tensor-parallel-size 1",
+        ),
+        (
+            "--num-experts 2 --moe-expert-parallel-size 2 --expert-tensor-parallel-size 2",
+            "sizes whose product divides them, or --expert-tensor-parallel-size 1",
+        ),
+        (
             "--num-experts 3 --expert-model-parallel-size 3 --tensor-model-parallel-size 2 "
             "--expert-tensor-parallel-size 1",
             "--moe-expert-parallel-size 3 * --expert-tensor-parallel-size 1 = 3 does not divide the 2 "
