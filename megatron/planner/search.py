@@ -207,13 +207,22 @@ def _attempt(
     decided = decide(layout)
     if reason := obstacle(decided, device):
         return reason
-    peak = max(memory.total for memory in memory_of_stages(decided))
     return Fitting(
         layout=layout,
         speed=estimate(decided),
-        peak_bytes=peak,
-        is_tight=peak > _ROOMY * device.usable_bytes,
+        peak_bytes=_peak_bytes(decided),
+        is_tight=_is_tight(decided, device),
     )
+
+
+def _peak_bytes(plan: Plan) -> int:
+    """Return the memory of the fullest rank."""
+    return max(memory.total for memory in memory_of_stages(plan))
+
+
+def _is_tight(plan: Plan, device: Device) -> bool:
+    """Whether estimates are not exact enough to be sure that a plan fits."""
+    return _peak_bytes(plan) > _ROOMY * device.usable_bytes
 
 
 def _in_chunks(
@@ -270,7 +279,7 @@ def faster_micro_batch(
     decide: Callable[[Config], Plan],
     estimate: Callable[[Plan], Speed],
 ) -> tuple[int, Speed] | None:
-    """Return the fastest larger micro-batch that fits, by doubling; None where none is faster.
+    """Return the fastest larger micro-batch that fits with room, by doubling; None where none is faster.
 
     Args:
         config: what `decided` was planned from.
@@ -285,7 +294,7 @@ def faster_micro_batch(
             larger = decide(replace(config, training=training))
         except ConfigError:  # another flag sets it, or a batch is not a multiple of it
             break
-        if obstacle(larger, device):
+        if obstacle(larger, device) or _is_tight(larger, device):
             break
         speed = estimate(larger)
         if speed.step_s < least:
@@ -302,7 +311,7 @@ def faster_partition(
     decide: Callable[[Config], Plan],
     estimate: Callable[[Plan], Speed],
 ) -> tuple[str, Speed] | None:
-    """Return the fastest division into stages that fits, with fewer layers beside the head.
+    """Return the fastest division into stages that fits with room, with fewer layers beside the head.
 
     Args:
         config, decide, estimate: see `faster_micro_batch`.
@@ -320,7 +329,8 @@ def faster_partition(
         except ConfigError:  # such as adapters, which need a layer on each stage
             continue
         speed = estimate(other)
-        if speed.step_s < least and not obstacle(other, device):
+        does_not_fit = obstacle(other, device) or _is_tight(other, device)
+        if speed.step_s < least and not does_not_fit:
             flags = f"--pp-partition-method {method}"
             if chunks > 1:
                 flags += f" --num-virtual-stages-per-pipeline-rank {chunks}"
@@ -368,7 +378,7 @@ def obstacle(plan: Plan, device: Device) -> str | None:
         if not stage.entries:
             return f"stage {stage.index} would have no layer"
     usable = device.usable_bytes
-    if max(memory.total for memory in memory_of_stages(plan)) > usable:
+    if _peak_bytes(plan) > usable:
         return f"needs more than the {usable / GIB:.1f} GiB of a {device.name} that a run can use"
     return None
 

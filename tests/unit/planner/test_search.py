@@ -1,6 +1,7 @@
 """Layouts that a search finds, and the kinds of GPU that it knows."""
 
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -12,10 +13,10 @@ from megatron.common.errors import ConfigError
 from megatron.config.config import parse_config
 from megatron.config.plan.plan import plan
 from megatron.planner.calibration import ROOFLINE
-from megatron.planner.devices import DEVICES, GIB, device_of, known_device
+from megatron.planner.devices import DEVICES, GIB, RESERVED_BYTES, device_of, known_device
 from megatron.planner.layouts import Layout, layouts_of, places
 from megatron.planner.memory import memory_of_stages
-from megatron.planner.search import Fitting, Found, Refusal, ranked, search
+from megatron.planner.search import Fitting, Found, Refusal, faster_micro_batch, ranked, search
 from megatron.planner.speed import speed_of
 from megatron.planner.summary import search_lines
 
@@ -122,6 +123,22 @@ def test_larger_micro_batches_than_one_that_does_not_fit_are_not_planned(monkeyp
     (refusal,) = found.refused
     assert (found.fitting, refusal.count) == ((), 36)  # 4 micro-batches, 3 stages, 3 recomputations
     assert len(planned_layouts) == 9
+
+
+@pytest.mark.parametrize(("share", "size"), [(0.94, 2), (0.96, None)])
+def test_a_micro_batch_that_nearly_fills_the_memory_is_not_advised(share, size):
+    config, _ = parse_config(
+        f"{SIZES['345m']} --seq-length 2048 --lr 1e-4 --fp16 --micro-batch-size 1 "
+        "--global-batch-size 2 --data-path D --train-iters 10".split()
+    )
+    decide = partial(plan, world_size=1, vocab_size=50257, device="cuda")
+    larger = decide(replace(config, training=replace(config.training, micro_batch_size=2)))
+    (memory,) = memory_of_stages(larger)
+    gib = (memory.total / share + RESERVED_BYTES) / GIB
+    device = replace(device_of("v100-16gb"), memory_gib=gib)
+    estimate = partial(speed_of, device=device)
+    found = faster_micro_batch(config, decide(config), device, decide=decide, estimate=estimate)
+    assert (found and found[0]) == size
 
 
 def test_what_does_not_run_is_listed_in_part():
