@@ -158,8 +158,8 @@ def declaration_of(name: ObjectiveName) -> Declaration:
 def objective_tokenizer_arguments(config: TokenizerConfig, name: ObjectiveName) -> dict[str, Any]:
     """Return the arguments of `build_tokenizer` for an objective, with its defaults."""
     declared = declaration_of(name)
-    used = replace(config, **dict.fromkeys(idle_tokenizer_fields(config)))
-    arguments = tokenizer_arguments(used, default=declared.tokenizer)
+    idle: dict[str, Any] = dict.fromkeys(idle_tokenizer_fields(config))
+    arguments = tokenizer_arguments(replace(config, **idle), default=declared.tokenizer)
     return {"vocab_extra_ids": declared.extra_ids, **arguments} if declared.extra_ids else arguments
 
 

@@ -219,12 +219,9 @@ def _write_files(
         if record.name.startswith("mp_rank_"):
             shutil.copy(source / record.name, folder / record.name)
             yield record_file(folder / record.name)
-    make_write = partial(partial, _write_parameters, source, manifest, folder)
-    shares = [list(checkpoint.parameters)[first::workers] for first in range(workers)]
-    if workers == 1:
-        yield from make_write()(shares[0])
-        return
-    for records in map_in_processes(make_write, shares, workers):
+    names = list(checkpoint.parameters)
+    written = map_in_processes(partial(_ParameterWriter, source, manifest, folder), names, workers)
+    for records in with_progress(written, "universal checkpoint", len(names), "parameters"):
         yield from records
 
 
@@ -237,16 +234,15 @@ def _write_progress(folder: Path, checkpoint: FullCheckpoint) -> FileRecord:
     return record_file(progress)
 
 
-def _write_parameters(
-    source: Path, manifest: Manifest, folder: Path, names: list[str]
-) -> list[FileRecord]:
-    """Write the parameters `names`; return records of their files."""
-    checkpoint = read_sharded(source, manifest, verify=False)
-    return [
-        record
-        for name in names
-        for record in _write_parameter(folder, name, checkpoint.parameters[name])
-    ]
+class _ParameterWriter:
+    """Writes a parameter of a checkpoint by its name; returns records of its files."""
+
+    def __init__(self, source: Path, manifest: Manifest, folder: Path):
+        self._parameters = read_sharded(source, manifest, verify=False).parameters
+        self._folder = folder
+
+    def __call__(self, name: str) -> list[FileRecord]:
+        return [*_write_parameter(self._folder, name, self._parameters[name])]
 
 
 def _write_parameter(folder: Path, name: str, parameter: ParameterState) -> Iterator[FileRecord]:

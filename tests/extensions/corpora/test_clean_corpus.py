@@ -2,6 +2,7 @@
 
 import gzip
 import importlib.util
+import io
 import json
 import os
 import re
@@ -21,7 +22,7 @@ from megatron.extensions.corpora.cleaning.filters import NAMES, DatatroveFilter,
 from megatron.extensions.corpora.cleaning.records import Line
 from megatron.extensions.corpora.corpus.executors import Executor
 from megatron.extensions.corpora.corpus.spec import CorpusSpec
-from megatron.extensions.corpora.corpus.steps import corpus_steps, make_folders
+from megatron.extensions.corpora.corpus.steps import Step, corpus_steps, make_folders
 
 TOOLS = Path(__file__).parents[3] / "tools"
 QUESTION = " ".join(f"secret{i}" for i in range(13))
@@ -252,6 +253,19 @@ def test_a_second_process_is_refused(corpus):
     nested = type(step)(step.name, lambda task: other.run(steps), 1)
     with problem("another process", BusyError):
         executor.run([nested])
+
+
+def test_finished_tasks_are_counted_in_the_log(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("megatron.common.progress.EVERY_S", 0.0)
+    monkeypatch.setattr("sys.stderr", io.StringIO())
+    caplog.set_level("INFO", "megatron")
+    executor = Executor(name="local", folder=tmp_path, workers=1)
+    assert executor.run([Step("filter", lambda task: None, 2)])
+    assert [line.partition(" | ")[0] for line in caplog.messages] == [
+        "step filter: 2 of 2 tasks to run",
+        "step filter: 1 of 2 tasks",
+        "step filter: 2 of 2 tasks",
+    ]
 
 
 def test_a_filter_of_datatrove_drops_documents():

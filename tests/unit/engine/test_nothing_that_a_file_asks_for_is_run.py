@@ -2,6 +2,7 @@
 
 import ast
 import importlib.util
+import io
 import os
 import pickle
 import shutil
@@ -123,6 +124,16 @@ def run(name: str, *words: object) -> None:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     module.main(list(map(str, words)))
+
+
+def test_parameters_of_a_universal_checkpoint_are_counted(saved, monkeypatch, caplog) -> None:
+    folder, _ = saved("whole again")
+    monkeypatch.setattr("megatron.common.progress.EVERY_S", 0.0)
+    monkeypatch.setattr("sys.stderr", io.StringIO())
+    with caplog.at_level("INFO", "megatron"):
+        write_universal(folder, Path("universal"), workers=1)
+    (last,) = (line for line in caplog.messages if "done: 100.0%" in line)
+    assert last.startswith("universal checkpoint: ")
 
 
 def test_of_universal_checkpoints(saved) -> None:

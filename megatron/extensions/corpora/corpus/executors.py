@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 from megatron.common.errors import BusyError, ConfigError, MegatronError, needed_for
 from megatron.common.process_pool import ordered_map
+from megatron.common.progress import with_progress
 from megatron.data.token_files.publish import write_errors_name
 from megatron.extensions.corpora.corpus.steps import Step
 
@@ -87,7 +88,8 @@ class Executor:
     def _run_here(self, step: Step) -> None:
         tasks = self.unfinished_tasks(step)
         log.info("step %s: %d of %d tasks to run", step.name, len(tasks), step.tasks)
-        for _ in ordered_map(_RunTask(step, self.folder), tasks, min(self.workers, len(tasks))):
+        done = ordered_map(_RunTask(step, self.folder), tasks, min(self.workers, len(tasks)))
+        for _ in with_progress(done, f"step {step.name}", len(tasks), "tasks"):
             pass
 
     def _run_on_ray(self, step: Step) -> None:
