@@ -18,7 +18,7 @@ from megatron.config.plan.plan import Plan
 from megatron.planner.activations import BYTES, Activations
 from megatron.planner.devices import Device
 from megatron.planner.memory import weights_of
-from megatron.planner.stages import stages_of
+from megatron.planner.stages import branches_of, stages_of
 
 ATTENTION_SHARES = (0.566, 0.404)
 """Of the peak, that fused attention reaches forward and backward at 128 features of a head."""
@@ -127,7 +127,7 @@ def work_of_stages(plan: Plan) -> list[float]:
     layer = sum(inputs * outputs for inputs, outputs in _layer_shapes(plan))
     head = spec.hidden_size * spec.vocabulary.padded_vocab_size / plan.parallel.tensor / layer
     work = [
-        len(each.layers) + each.depths + head * each.has("logits") * (1 + each.depths)
+        branches_of(spec, each).total / 2 + head * each.has("logits") * (1 + each.depths)
         for each in stages_of(plan)
     ]
     return [each * len(work) / sum(work) for each in work]
@@ -175,9 +175,9 @@ def _attention_flops(spec: ModelSpec) -> float:
     return 2.0 * core_features(spec) * network_of(spec).attended_pairs(spec)
 
 
-def _num_layers(plan: Plan) -> int:
-    """Return the number of transformer layers that a token passes, of all stacks and depths."""
-    return sum(len(stage.layers) + stage.depths for stage in stages_of(plan))
+def _num_layers(plan: Plan) -> float:
+    """Return the number of transformer layers, of two branches, that a token passes in all stages."""
+    return sum(branches_of(plan.model, stage).total for stage in stages_of(plan)) / 2
 
 
 def _attention_s(plan: Plan, core: float, again: float, device: Device) -> float:
@@ -202,7 +202,9 @@ def _attention_s(plan: Plan, core: float, again: float, device: Device) -> float
     memory = 1e9 * device.memory_gb_s * MEMORY_SHARE
     rate, operand = _product_rate(plan, device)
     slowdown = 1 + operand * (1 / spec.attention.head_dim + 2 / spec.seq_length)
-    layers = _num_layers(plan) / parallel.pipeline
+    layers = (
+        sum(branches_of(spec, stage).attention for stage in stages_of(plan)) / parallel.pipeline
+    )
     heads = spec.attention.num_attention_heads / parallel.tensor / parallel.sequence
     scores = plan.batch.micro_batch_size * heads * spec.seq_length**2 * layers
     wide = 4 if plan.kernels.attention == "reference" else BYTES[plan.precision.dtype]

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from megatron.config.architecture.architecture import network_of
-from megatron.config.architecture.counts import core_features
+from megatron.config.architecture.counts import core_features, visible_keys
 from megatron.config.parallelism.recompute_plan import NOTHING
 from megatron.config.plan.plan import Plan
 from megatron.planner.devices import Device
@@ -64,11 +64,13 @@ def step_flops(plan: Plan, *, recomputed: bool) -> float:
 
 def _masked_flops(plan: Plan) -> float:
     """Return the operations of a step on pairs of a query and a later key; 0 if they are not masked."""
-    spec = plan.model
-    if not network_of(spec).is_causal:
+    spec, network = plan.model, network_of(plan.model)
+    if not network.is_causal:
         return 0.0
-    spans = [spec.attention.window_of(layer + 1) for layer in range(spec.num_layers)]
-    pairs = sum(min(spec.seq_length, span or spec.seq_length) ** 2 / 2 for span in spans)
+    pairs = sum(
+        network.branches(spec, number).attention * visible_keys(spec, number) ** 2 / 2
+        for number in range(1, spec.num_layers + 1)
+    )
     return plan.batch.global_batch_size * 6 * core_features(spec) * pairs
 
 

@@ -11,7 +11,7 @@ from megatron.config.plan.plan import Plan
 from megatron.pipeline.stages import Stage
 from megatron.planner.activations import BYTES, Activations
 from megatron.planner.memory import weights_of
-from megatron.planner.stages import stages_of
+from megatron.planner.stages import branches_of, stages_of
 
 _BUCKET = 5e8
 _REUSE = 1e9
@@ -87,7 +87,7 @@ def stage_traffic(plan: Plan, stages: Sequence[Stage], index: int, number: int) 
     full = activations.tokens * spec.hidden_size * width
     passes = 2 + plan.recompute.share
     exchanged = activations.tokens * width * spec.attention.head_dim / parallel.tensor
-    layers = len(stage.layers)
+    layers = branches_of(spec, stage).attention
     if parallel.ring:
         # Keys and values forward; backward they and their gradients.
         heads = 2 * spec.attention.num_query_groups
@@ -149,19 +149,21 @@ def _tied_bytes(plan: Plan, stages: Sequence[Stage], index: int) -> float:
 def _tensor(plan: Plan, stage: Stage, number: int) -> Volume:
     """Return the tensor-parallel traffic of the layers, the embedding and the head, without the loss.
 
-    A layer has two all-reduces a pass, each as much as two passes around the ring; where the ranks
-    divide the sequence, a reduction and a gathering in their place, and two gatherings more in
-    backward. In backward, those of column-parallel layers overlap with their products.
+    A branch has an all-reduce a pass, as much as two passes around the ring; where the ranks divide
+    the sequence, a reduction and a gathering in its place, and a gathering more in backward. In
+    backward, those of column-parallel layers overlap with their products.
     """
     parallel, spec = plan.parallel, plan.model
     full = Activations(plan, "cuda").tokens * spec.hidden_size * BYTES[plan.precision.dtype]
     divides = parallel.sequence_parallel
-    layers, again, depths = len(stage.layers) + stage.depths, plan.recompute.share, stage.depths
-    # In front of the MLP all features of a token, in front of attention as many as its latents have.
-    received = 1 + attention_form(spec).received / spec.hidden_size
-    beside = 2 * received * layers
-    forward = 2 + received if divides else 4
-    rings = forward * layers * (1 + again) + (received * layers if divides else 0)
+    branches, again, depths = branches_of(spec, stage), plan.recompute.share, stage.depths
+    # In front of attention as many features of a token as its latents have, elsewhere all.
+    received = (
+        branches.others + branches.attention * attention_form(spec).received / spec.hidden_size
+    )
+    beside = 2 * received
+    forward = branches.total + (received if divides else branches.total)
+    rings = forward * (1 + again) + (received if divides else 0)
     # Each depth of prediction has an embedding of its own.
     rings += 2 * (stage.has_embedding + depths)
     if stage.has("logits"):
@@ -174,11 +176,12 @@ def _tensor(plan: Plan, stage: Stage, number: int) -> Volume:
     if attention.num_query_groups < parallel.tensor:
         # Projections are gathered, as a rank has not all features of its query group.
         features = attention.query_features + 2 * attention.key_features
-        exposed += once * layers * (2 + again) * features / spec.hidden_size
+        exposed += once * branches.attention * (2 + again) * features / spec.hidden_size
     if spec.norm.qk_norm_across_heads:
         # Two sums of squares in 32 bits for each token, forward and backward.
         tokens = Activations(plan, "cuda").tokens
-        exposed += number * _ring(parallel.tensor) * 2 * 4 * tokens * 2 * layers * (2 + again)
+        sums = 2 * branches.attention * (2 + again)
+        exposed += number * _ring(parallel.tensor) * 2 * 4 * tokens * sums
     if parallel.divides_experts:
         # Behind the exchange the rows of experts are gathered; with a divided sequence in place of the
         # tokens of an MLP.

@@ -12,12 +12,14 @@ from typing import Any, ClassVar, Literal
 from megatron.common.errors import ConfigError
 from megatron.common.registry import HEADS, NETWORKS, import_dotted
 from megatron.config.architecture.counts import (
+    Branches,
     Weights,
     block_weights,
     embedding_weights,
     norm_weights,
     stack_flops,
     table_weights,
+    visible_keys,
 )
 from megatron.config.architecture.options import DECODER
 from megatron.config.architecture.prediction import prediction_flops, prediction_weights
@@ -267,13 +269,16 @@ class Architecture:
         """Return the entries after the final norm."""
         return [logits_entry("OutputEmbeddingPipe", spec, tensor=tensor)]
 
+    def branches(self, spec: ModelSpec, number: int) -> Branches:
+        """Return the residual branches of the layer `number`, from 1 on; depths of prediction follow."""
+        return Branches()
+
     def attended_pairs(self, spec: ModelSpec) -> int:
         """Return the pairs of a query and a key in all layers for one sample, masked ones too."""
         depths = spec.part(PredictionSpec).prediction_depths
-        numbers = range(1, spec.num_layers + depths + 1)
-        windows = [spec.attention.window_of(number) for number in numbers]
         return spec.seq_length * sum(
-            min(spec.seq_length, each or spec.seq_length) for each in windows
+            self.branches(spec, number).attention * visible_keys(spec, number)
+            for number in range(1, spec.num_layers + depths + 1)
         )
 
     def flops(self, spec: ModelSpec, recompute: RecomputePlan) -> float:
@@ -284,7 +289,8 @@ class Architecture:
 
     def residual_additions(self, spec: ModelSpec) -> int:
         """Return how often a layer's output is added to the residual stream: see `initialise`."""
-        return 2 * spec.num_layers
+        numbers = range(1, spec.num_layers + 1)
+        return sum(self.branches(spec, number).total for number in numbers)
 
     def division_problems(self, spec: ModelSpec, *, tensor: int) -> Iterator[str]:
         """Yield the flags of this network's own layers whose sizes `tensor` ranks cannot divide."""
@@ -307,7 +313,9 @@ class Architecture:
 
     def kept_masks(self, numbers: Sequence[int], sizes: Any) -> int:
         """Return the bytes of the attention masks that the layers `numbers` share."""
-        return int(sizes.masks(numbers))
+        spec = sizes.spec
+        attending = [number for number in numbers if self.branches(spec, number).attention]
+        return int(sizes.masks(attending))
 
     def kept_logits(self, sizes: Any, tokens: int) -> int:
         """Return the bytes of the logits of `tokens`."""

@@ -28,6 +28,27 @@ class Weights:
         return Weights(self.dense + other.dense, self.experts + other.experts)
 
 
+@dataclass(frozen=True)
+class Branches:
+    """How often layers add to the residual stream, each time what linear layers make of its norm.
+
+    Args:
+        attention: mixed values of attention.
+        others: of an MLP, experts, or anything else whose first linear layer reads the stream.
+    """
+
+    attention: int = 1
+    others: int = 1
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.attention + self.others
+
+    def __add__(self, other: "Branches") -> "Branches":
+        return Branches(self.attention + other.attention, self.others + other.others)
+
+
 def block_weights(spec: ModelSpec, number: int, *, tensor: int, expert: int = 1) -> Weights:
     """Return the weights of the layer `number`, from 1 on, on one of `tensor` ranks.
 
@@ -118,9 +139,8 @@ def stack_flops(
     Source: arXiv:2104.04473, section 5.1 and appendix; for multi-head attention with an MLP
     four times as wide it is their formula (3).
     """
-    s = spec.seq_length
     numbers = range(1, spec.num_layers + 1) if numbers is None else numbers
-    visible = sum(min(s, spec.attention.window_of(number) or s) for number in numbers)
+    visible = sum(visible_keys(spec, number) for number in numbers)
     attention = core_features(spec) * visible
     forward = (
         len(numbers) * attention_matrices(spec)
@@ -148,6 +168,11 @@ def mlp_products(spec: ModelSpec, number: int) -> int:
 def attention_matrices(spec: ModelSpec) -> int:
     """Return the weights of the matrices of attention."""
     return sum(product.matrix for product in attention_form(spec).products)
+
+
+def visible_keys(spec: ModelSpec, number: int) -> int:
+    """Return the most keys that a query sees in attention of the layer `number`, from 1 on."""
+    return min(spec.seq_length, spec.attention.window_of(number) or spec.seq_length)
 
 
 def core_features(spec: ModelSpec) -> int:

@@ -143,11 +143,6 @@ class HybridSpec(SpecPart):
         """Return the letter of the layer `number`, from 1 on."""
         return self.hybrid_layer_pattern[number - 1]
 
-    def numbers_of(self, kinds: str) -> list[int]:
-        """Return the numbers, from 1 on, of the layers of these kinds."""
-        letters = enumerate(self.hybrid_layer_pattern, 1)
-        return [number for number, letter in letters if letter in kinds]
-
 
 def with_pattern(spec: ModelSpec, config: HybridConfig) -> ModelSpec:
     """Return `spec`, a GPT's, with layers of the kinds in the pattern."""

@@ -1,12 +1,13 @@
 """Hybrid networks: layers of Mamba-2, Gated DeltaNet, attention, MLPs and experts by a pattern."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 from megatron.common.registry import NETWORKS
 from megatron.config.architecture.architecture import Entry
 from megatron.config.architecture.counts import (
+    Branches,
     Weights,
     attention_matrices,
     attention_weights,
@@ -14,6 +15,7 @@ from megatron.config.architecture.counts import (
     core_features,
     mlp_products,
     norm_width,
+    visible_keys,
 )
 from megatron.config.architecture.options import DECODER, STREAM
 from megatron.config.config import Config
@@ -70,9 +72,10 @@ class HybridNetwork(Network):
         hybrid, groups = spec.part(HybridSpec), spec.attention.num_query_groups
         return division_problems(hybrid, groups, tensor)
 
-    def residual_additions(self, spec: ModelSpec) -> int:
-        """Return one for each layer."""
-        return spec.num_layers
+    def branches(self, spec: ModelSpec, number: int) -> Branches:
+        """Return the only residual branch of a layer."""
+        attends = spec.part(HybridSpec).kind_of(number) == ATTENTION
+        return Branches(attention=int(attends), others=int(not attends))
 
     def block(self, spec: ModelSpec, number: int, *, tensor: int, expert: int) -> Entry:
         """Return the layer `number`, from 1 on."""
@@ -106,18 +109,6 @@ class HybridNetwork(Network):
         rows = of_mamba if is_mamba else hybrid.linear_rows + hybrid.linear_inner
         return product_bytes(entry.number, sizes, rows)
 
-    def kept_masks(self, numbers: Sequence[int], sizes: Any) -> int:
-        """Return the bytes of the attention masks that the layers of attention share."""
-        attending = sizes.spec.part(HybridSpec).numbers_of(ATTENTION)
-        return super().kept_masks([number for number in numbers if number in attending], sizes)
-
-    def attended_pairs(self, spec: ModelSpec) -> int:
-        """Return the pairs of a query and a key in the layers of attention."""
-        return sum(
-            spec.seq_length * _visible(spec, number)
-            for number in spec.part(HybridSpec).numbers_of(ATTENTION)
-        )
-
     def flops(self, spec: ModelSpec, recompute: RecomputePlan) -> float:
         """Return floating-point operations of forward and backward on one sample."""
         hybrid = spec.part(HybridSpec)
@@ -129,7 +120,7 @@ class HybridNetwork(Network):
                 case "G":
                     forward += delta_net_products(hybrid, spec.hidden_size)
                 case "*":
-                    core += core_features(spec) * _visible(spec, number)
+                    core += core_features(spec) * visible_keys(spec, number)
                     forward += attention_matrices(spec) + gate_weights(spec)
                 case _:
                     forward += mlp_products(spec, number)
@@ -137,10 +128,6 @@ class HybridNetwork(Network):
         layers = (3 + recompute.share) * (forward + core) + again
         head = spec.vocabulary.padded_vocab_size * spec.hidden_size
         return float(2 * spec.seq_length * (layers + 3 * head))
-
-
-def _visible(spec: ModelSpec, number: int) -> int:
-    return min(spec.seq_length, spec.attention.window_of(number) or spec.seq_length)
 
 
 def gate_weights(spec: ModelSpec) -> int:

@@ -17,11 +17,14 @@ from megatron.config.inference.generation import layout_problems
 from megatron.config.network.model_problems import fp8_size_problems
 from megatron.config.parallelism.layout import ParallelConfig
 from megatron.config.parallelism.precision import PrecisionConfig
+from megatron.config.parallelism.recompute_plan import NOTHING
 from megatron.extensions.hybrid.gated_attention import GatedAttention
 from megatron.model.initialization import initialise
 from megatron.model.layers.layer_list import SequentialModel
 from megatron.objectives.gpt import gpt_batch
 from megatron.optimizer.param_groups import param_groups
+from megatron.planner.devices import device_of
+from megatron.planner.speed import speed_of
 from megatron.tensor_parallel.rng import OrdinaryStream
 from megatron.tensor_parallel.sharding import shard_of
 
@@ -150,6 +153,22 @@ def test_recurrent_layers_cost_the_same_for_each_token():
             flops[pattern, length] = spec.flops_per_sample(recompute=plan.recompute)
     assert flops["MG-E", "40"] == 2 * flops["MG-E", "20"]
     assert flops["*-*-", "40"] > 2 * flops["*-*-", "20"]
+
+
+@pytest.mark.parametrize(("pattern", "layers"), [("M-G-", 0), ("M-*-", 1), ("**", 2)])
+def test_estimates_count_the_core_of_attention_in_its_layers_alone(pattern, layers):
+    plan = tiny_plan(
+        *(*SIZES, "--hybrid-layer-pattern", pattern),
+        without=("--num-layers",),
+        vocab_size=30,
+        device="cuda",
+    )
+    assert plan.model.network.attended_pairs(plan.model) == 20**2 * layers
+    speed = speed_of(plan, device_of("a100-80gb"))
+    share = 1 - speed.causal_mfu / speed.mfu
+    # Products with a key and a value, forward and twice backward; half of the pairs are masked.
+    masked = 3 * 2 * 2 * 16 * 20**2 / 2 * layers
+    assert share == pytest.approx(masked / plan.model.flops_per_sample(recompute=NOTHING))
 
 
 def test_muon_leaves_convolutions_to_adam_and_vectors_do_not_decay(group):
