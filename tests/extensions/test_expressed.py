@@ -17,7 +17,6 @@ from megatron.common.registry import EXPORTERS
 from megatron.config.architecture.architecture import network_named
 from megatron.config.flag_names import flag_setting
 from megatron.config.network.model_spec import ModelSpec, defaults_of, flat, names_of
-from megatron.config.objectives import declaration_of
 from megatron.extensions.nemo.checkpoints_export import _require_expressed
 
 TRAINING = {
@@ -34,6 +33,31 @@ OF_BERT = {
     "labels": ("a", "b", "c"),
     "head_layers": 2,
 }
+
+_MAMBA = {
+    **{"mamba_num_heads": 12, "mamba_num_groups": 2, "mamba_head_dim": 4, "mamba_state_dim": 6},
+    "linear_conv_kernel_dim": 4,
+}
+_DELTA_NET = {
+    **{"linear_num_key_heads": 2, "linear_num_value_heads": 12, "linear_key_head_dim": 8},
+    **{"linear_value_head_dim": 6, "linear_conv_kernel_dim": 4, "num_layers": 4},
+}
+_MIXTURE = {
+    **{"experts_per_token": 2, "expert_ffn_hidden_size": 12},
+    "shared_expert_ffn_hidden_size": 8,
+}
+OF_HYBRIDS: dict[str, list[dict[str, Any]]] = {
+    "Mamba2ForCausalLM": [_MAMBA | {"hybrid_layer_pattern": "MMM"}],
+    "NemotronHForCausalLM": [
+        _MAMBA | {"hybrid_layer_pattern": "M*-"},
+        _MAMBA | _MIXTURE | {"hybrid_layer_pattern": "M*E", "num_experts": (1, 1, 4)},
+    ],
+    "Qwen3NextForCausalLM": [
+        _DELTA_NET | {"hybrid_layer_pattern": "G-*-"},
+        _DELTA_NET | _MIXTURE | {"hybrid_layer_pattern": "GE*E", "num_experts": (1, 4, 1, 4)},
+    ],
+}
+"""Patterns of the architectures that are hybrid networks, with sizes that fit each other."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,14 +101,14 @@ def network_of(exporter: str) -> str:
     """Return the name of the network that an exporter is tried with."""
     family = EXPORTED[exporter]
     if family:
-        return declaration_of(family.objective).network
+        return family.network_name
     return "bert" if exporter == "NeMo" else "gpt"
 
 
 def problems_of(exporter: str, multiplier: float | None = None, **changes: Any) -> list[str]:
     """Return what an exporter says of a network that is plain but for `changes`."""
     family, own = EXPORTED[exporter], OF_BERT if exporter == "NeMo" else {}
-    own = own | {"architecture": network_of(exporter)}
+    own = own | {"architecture": network_of(exporter)} | OF_HYBRIDS.get(exporter, [{}])[0]
     spec = tiny_spec(**PLAIN | own | changes)
     if multiplier is not None:
         spec = Extended(**vars(spec), later_multiplier=multiplier)
@@ -118,14 +142,17 @@ def other_value(name: str, value: Any = None) -> Any:
         case float() as value:
             return value + 5
         case str():
-            return "retro" if name == "architecture" else "another"
+            another = {"architecture": "retro", "hybrid_layer_pattern": f"-{str(value)[1:]}"}
+            return another.get(name, "another")
         case tuple() as value:
-            return (("flag", 1),) if name == "own_flags" else (3, 3, 3) if value else (2, 2, 2)
+            return (("flag", 1),) if name == "own_flags" else (3,) * len(value) or (2, 2, 2)
 
 
 DEFAULTS = {name: defaults_of()[name] for name in flat(tiny_spec()) if name in defaults_of()}
 OWNERS = {
-    field: name for name in ("bert", "t5", "retro") for field in names_of(network_named(name).part)
+    field: name
+    for name in ("bert", "t5", "retro", "hybrid")
+    for field in names_of(network_named(name).part)
 }
 """Networks by the fields that only they have."""
 
@@ -151,12 +178,12 @@ _APART = (
 """Fields that exports write beside the tables of a family, or leave to training."""
 FITTING = {
     "num_layers": ("num_experts",),
-    "hidden_size": ("head_dim", "ffn_hidden_size"),
+    "hidden_size": ("head_dim", "ffn_hidden_size", "mamba_num_heads"),
     "num_attention_heads": ("hidden_size", "num_query_groups"),
     "ffn_hidden_size": ("shared_expert_ffn_hidden_size",),
     "expert_ffn_hidden_size": ("shared_expert_ffn_hidden_size",),
     "head_dim": ("rotary_dim",),
-    "linear_bias": ("qkv_bias",),
+    "linear_bias": ("qkv_bias", "attention_output_bias"),
     "router_groups": ("router_group_best",),
 }
 """Fields that others have to fit, with those that may be refused in their place."""
@@ -168,13 +195,28 @@ def fields_of(spec: ModelSpec) -> list[str]:
     skipped |= {field for field, owner in OWNERS.items() if owner != spec.architecture}
     skipped |= set() if spec.positions.rotary_dim else {*_ROTARY}
     skipped |= set() if spec.moe else {*_EXPERTS}
+    if spec.architecture == "hybrid":
+        skipped |= _fields_of_no_layer(spec.own.hybrid_layer_pattern)
     return [field for field in flat(spec) if field not in skipped]
 
 
-def exportable(family: Family) -> ModelSpec:
+def _fields_of_no_layer(pattern: str) -> set[str]:
+    """Return the sizes of layers that a pattern does not have, and its length."""
+    skipped = {"num_layers"}
+    if "M" not in pattern:
+        skipped |= {name for name in OWNERS if name.startswith("mamba_")}
+    if "G" not in pattern:
+        skipped |= {name for name in OWNERS if name.startswith("linear_")}
+        skipped -= {"linear_conv_kernel_dim"} if "M" in pattern else set()
+    if pattern == "M" * len(pattern):
+        skipped |= {"ffn_hidden_size", "activation", "linear_bias", "max_position_embeddings"}
+        skipped |= {"num_attention_heads", "num_query_groups", "head_dim"}
+    return skipped
+
+
+def exportable(family: Family, **sizes: Any) -> ModelSpec:
     """Return the smallest network that an architecture expresses."""
-    changes: dict[str, Any] = {"architecture": declaration_of(family.objective).network}
-    spec = tiny_spec(**PLAIN | changes)
+    spec = tiny_spec(**PLAIN | {"architecture": family.network_name} | sizes)
     while found := {
         n: values[0] for n, _, values in not_expressed(spec, family.allowed_values(spec))
     }:
@@ -190,13 +232,18 @@ def files_of(family: Family, spec: ModelSpec) -> Any:
     return family.config(spec), tensors
 
 
-# Sizes of networks that no objective names depend on each other; their extension has tests.
-OF_OBJECTIVES = [family for family in all_families() if not family.of_network]
+SIZED = [
+    pytest.param(
+        family, sizes, id=f"{family.architecture} {sizes.get('hybrid_layer_pattern', '')}".strip()
+    )
+    for family in all_families()
+    for sizes in OF_HYBRIDS.get(family.architecture, [{}])
+]
 
 
-@pytest.mark.parametrize("family", OF_OBJECTIVES, ids=lambda family: family.architecture)
-def test_each_field_is_in_the_files_or_refused_by_its_flag(family):
-    plain = exportable(family)
+@pytest.mark.parametrize(("family", "sizes"), SIZED)
+def test_each_field_is_in_the_files_or_refused_by_its_flag(family, sizes):
+    plain = exportable(family, **sizes)
     assert [*family.problems(plain)] == []
     lost = []
     for field in fields_of(plain):

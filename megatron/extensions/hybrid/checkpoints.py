@@ -189,7 +189,6 @@ def _nemotron_needs(spec: ModelSpec) -> Allowed:
         "hybrid_layer_pattern": None if "G" not in _pattern_of(spec) else (),
         "activation": PLAIN_ACTIVATIONS,
         "tied_embeddings": (False,),
-        **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), (0,)),
     }
     if not has_experts:
         return needs

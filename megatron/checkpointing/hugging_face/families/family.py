@@ -21,6 +21,7 @@ from megatron.config.flag_names import flag_setting
 from megatron.config.network.experts import MoESpec
 from megatron.config.network.model_spec import ModelSpec, flat
 from megatron.config.network.prediction import PredictionSpec
+from megatron.config.objectives import declaration_of
 from megatron.config.parsing.files import Values
 from megatron.config.parsing.near_misses import field_of
 
@@ -113,6 +114,11 @@ class Family:
     ignored: Collection[str] = ()
 
     @property
+    def network_name(self) -> str:
+        """Name of its network in NETWORKS."""
+        return self.of_network or declaration_of(self.objective).network
+
+    @property
     def prefix(self) -> str:
         """Prefix of tensor names; some published files omit it."""
         return self.layers.split(".")[0] + "."
@@ -130,7 +136,7 @@ class Family:
     def problems(self, spec: ModelSpec) -> Iterator[str]:
         """Yield a message for each field of `spec` that this architecture cannot express."""
         for name, value, others in not_expressed(spec, self.allowed_values(spec)):
-            known = " or ".join(map(str, others))
+            known = " or ".join(map(str, others)) or "no such value"
             yield f"{name} is {value}, and it has {known} ({flag_setting(name)})"
 
     def config(self, spec: ModelSpec) -> dict[str, Any]:

@@ -33,7 +33,6 @@ from megatron.common.errors import CheckpointError, ConfigError
 from megatron.common.registry import FAMILIES, NETWORKS
 from megatron.config.architecture.architecture import network_named, network_of
 from megatron.config.network.model_spec import ModelSpec
-from megatron.config.objectives import declaration_of
 
 DECODERS = (
     *(GPT2, BLOOM, LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, GPT_NEOX),
@@ -78,11 +77,8 @@ def family_of(spec: ModelSpec, wanted: str | None = None) -> Family:
         CheckpointError: there is none; lists the mismatches with the nearest one.
     """
     network = network_of(spec)
-    networks = {
-        family: family.of_network or declaration_of(family.objective).network
-        for family in all_families()
-    }
-    if network.not_in_transformers or network.name not in networks.values():
+    families = all_families()
+    if network.not_in_transformers or network.name not in {each.network_name for each in families}:
         reason = network.not_in_transformers or f"transformers has no {network.name}"
         raise CheckpointError(
             f"{reason}: no weights are exported for it; --exporter safetensors writes them by their "
@@ -90,8 +86,8 @@ def family_of(spec: ModelSpec, wanted: str | None = None) -> Family:
         )
     candidates = [
         family
-        for family, name in networks.items()
-        if wanted == family.model_type or (not wanted and name == network.name)
+        for family in families
+        if wanted == family.model_type or (not wanted and family.network_name == network.name)
     ]
     if not candidates:
         raise ConfigError(f"--model-type {wanted}: known are {_model_types()}")
