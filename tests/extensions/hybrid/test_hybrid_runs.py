@@ -5,7 +5,12 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from jobs import journal, losses, start_ranks, tool
+from torch.testing import assert_close
+
+from megatron.checkpointing.manifest import read_manifest
+from megatron.checkpointing.resharding.universal import read_checkpoint
 
 RUN = [
     *("--seq-length", "32", "--micro-batch-size", "2", "--global-batch-size", "4"),
@@ -62,6 +67,20 @@ def test_16_bits_train_too(trained: Path, tmp_path: Path) -> None:
     save = tmp_path / "run"
     start_ranks(2, *NETWORK, *RUN, *TENSOR, "--bf16", "--save", str(save)).succeeded()
     assert losses(save) == pytest.approx(losses(trained), rel=2e-2)
+    found, expected = (weights_of_heads(each / "global_step4") for each in (save, trained))
+    assert len(found) == 5
+    for name, weight in found.items():
+        # Steps of 0.01 add up below the spacing of bf16.
+        assert not torch.equal(weight, weight.bfloat16().float())
+        assert_close(weight, expected[name], rtol=2**-8, atol=0.01)
+
+
+def weights_of_heads(folder: Path) -> dict[str, torch.Tensor]:
+    """Return A_log, dt_bias and D of a checkpoint, in fp32 as the optimizer has them."""
+    parameters = read_checkpoint(folder, read_manifest(folder)).parameters
+    kinds = (".A_log", ".dt_bias", ".D")
+    states = {name: state.weight for name, state in parameters.items() if name.endswith(kinds)}
+    return {name: weight.rows(0, weight.shape[0]) for name, weight in states.items()}
 
 
 def generated(folder: Path, ranks: int = 1) -> str:
