@@ -1,10 +1,14 @@
 """Progress of work that may take long: a bar on a terminal, a line every ten seconds elsewhere."""
 
 import logging
+import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 log = logging.getLogger(__name__)
 
@@ -24,35 +28,33 @@ class Progress:
     """
 
     def __init__(self, title: str, total: int, unit: str):
-        from tqdm import tqdm
-
         self._title, self._total, self._unit = title, total, unit
         self._done, self._lock = 0, threading.Lock()
         self._started_at = self._shown_at = time.monotonic()
-        # disable=None: only on a terminal. Work of less than a second shows nothing.
-        self._bar = tqdm(
-            desc=title,
-            total=total,
-            unit=unit,
-            unit_scale=unit == "B",
-            leave=False,
-            delay=1,
-            disable=None,
-        )
+        self._bar: tqdm[Any] | None = None
+        if sys.stderr.isatty():
+            from tqdm import tqdm
+
+            # Work of less than a second shows nothing.
+            self._bar = tqdm(
+                desc=title, total=total, unit=unit, unit_scale=unit == "B", leave=False, delay=1
+            )
 
     def __enter__(self) -> "Progress":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._bar.close()
+        if self._bar is not None:
+            self._bar.close()
 
     def add(self, count: int = 1) -> None:
         """Count what was done since the last call."""
         with self._lock:
             self._done += count
-            self._bar.update(count)
             now = time.monotonic()
-            if self._bar.disable and now - self._shown_at >= EVERY_S:
+            if self._bar is not None:
+                self._bar.update(count)
+            elif now - self._shown_at >= EVERY_S:
                 self._shown_at = now
                 log.info(self._line(now - self._started_at))
 

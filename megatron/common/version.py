@@ -1,6 +1,5 @@
 """The version of this package and of what it writes to disk."""
 
-import subprocess
 from pathlib import Path
 
 VERSION = "1.1.0"
@@ -14,6 +13,8 @@ def commit(source: Path = _SOURCE) -> str:
     # Elsewhere git would describe a repository around the installed package.
     if not (source / ".git").exists():
         return ""
+    import subprocess  # milliseconds, which every start of a tool would take
+
     words = ["git", "-C", str(source), "describe", "--always", "--dirty", "--abbrev=40"]
     try:
         result = subprocess.run(

@@ -1,4 +1,4 @@
-"""Copies byte ranges between files in the kernel; sparse holes stay holes."""
+"""Copies byte ranges between files by threads; sparse holes stay holes."""
 
 import errno
 import os
@@ -11,8 +11,6 @@ from pathlib import Path
 from megatron.common.errors import DataError
 from megatron.common.progress import Progress
 from megatron.data.token_files.publish import write_errors_name
-
-_CANNOT = {errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
 
 
 @dataclass(frozen=True)
@@ -40,15 +38,15 @@ def copy_extents(
     target: Path,
     *,
     workers: int = 1,
-    piece_bytes: int = 256 << 20,
-    buffer_bytes: int = 8 << 20,
+    piece_bytes: int = 64 << 20,
+    buffer_bytes: int = 1 << 20,
 ) -> None:
     """Write `extents` into the file `target`, which is made if it does not exist.
 
     Args:
         workers: threads that copy; the system calls run without Python's lock.
         piece_bytes: bytes that a thread copies before it takes the next piece.
-        buffer_bytes: bytes of one system call.
+        buffer_bytes: bytes of one system call; they stay in the processor's cache.
 
     Raises:
         DataError: a source is too short, or the target cannot be written.
@@ -88,12 +86,23 @@ def _split(extents: Iterable[Extent], piece_bytes: int) -> Iterator[Extent]:
 def _copy(extent: Extent, target: int, buffer_bytes: int) -> None:
     shift = extent.target_offset - extent.source_offset
     end = extent.source_offset + extent.num_bytes
+    # Not copy_file_range, which takes 1.5 times as long from memory to memory.
+    buffer = memoryview(bytearray(min(buffer_bytes, extent.num_bytes)))
     with extent.source.open("rb") as file:
-        source, position = file.fileno(), extent.source_offset
-        while position < end:
-            data, hole = _next_data(source, position, end)
-            _copy_data(extent.source, source, target, data, hole, shift, buffer_bytes)
-            position = hole
+        source, hole = file.fileno(), extent.source_offset
+        while hole < end:
+            position, hole = _next_data(source, hole, end)
+            while position < hole:
+                count = os.preadv(source, [buffer[: hole - position]], position)
+                if not count:
+                    raise DataError(
+                        f"{extent.source} ended at byte {position}, {hole} expected: it changed "
+                        "while being copied"
+                    )
+                position += os.pwrite(target, buffer[:count], position + shift)
+    # The disk begins to write while the next piece is copied; the flush at the end then waits for
+    # little.
+    os.posix_fadvise(target, extent.target_offset, extent.num_bytes, os.POSIX_FADV_DONTNEED)
 
 
 def _next_data(source: int, position: int, end: int) -> tuple[int, int]:
@@ -105,31 +114,3 @@ def _next_data(source: int, position: int, end: int) -> tuple[int, int]:
             return end, end  # a hole to the end
         return position, end
     return min(data, end), min(os.lseek(source, data, os.SEEK_HOLE), end)
-
-
-def _copy_data(
-    name: Path, source: int, target: int, position: int, end: int, shift: int, buffer_bytes: int
-) -> None:
-    in_kernel = True
-    while position < end:
-        count = min(end - position, buffer_bytes)
-        if in_kernel:
-            try:
-                copied = os.copy_file_range(source, target, count, position, position + shift)
-            except OSError as error:
-                if error.errno not in _CANNOT:
-                    raise
-                copied = 0
-            in_kernel = copied > 0
-        if not in_kernel:
-            data = os.pread(source, count, position)
-            if not data:
-                raise DataError(
-                    f"{name} ended at byte {position}, {end} expected: it changed while being "
-                    "copied"
-                )
-            copied = os.pwrite(target, data, position + shift)
-        # The disk begins to write while the next piece is copied; the flush at the end then waits
-        # for little.
-        os.posix_fadvise(target, position + shift, copied, os.POSIX_FADV_DONTNEED)
-        position += copied

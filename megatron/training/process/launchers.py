@@ -6,8 +6,6 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-import psutil
-
 from megatron.training.process.environment import root_cause_file
 
 
@@ -54,12 +52,16 @@ def write_root_cause(message: str) -> None:
 
 
 def _parent_of(pid: int) -> int | None:
+    import psutil  # milliseconds, which tools that only write root causes would take at their start
+
     with suppress(psutil.Error):
         return psutil.Process(pid).ppid()
     return None
 
 
 def _is_deepspeed(pid: int) -> bool:
+    import psutil
+
     with suppress(psutil.Error):
         words = psutil.Process(pid).cmdline()
         return any(Path(w).name in ("deepspeed", "ds", "deepspeed.launcher.runner") for w in words)
