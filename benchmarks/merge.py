@@ -4,6 +4,7 @@
 Both take turns as processes of their own, start-up included.
 """
 
+import os
 import resource
 import statistics
 import subprocess
@@ -32,6 +33,8 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--rounds", type=int, default=5, help="turns of each side")
     parser.add_argument("--directory", help="where the files go; a temporary one by default")
     args = parser.parse_args(argv)
+    # Where it is set, each process compiles this package's modules anew.
+    os.unsetenv("PYTHONDONTWRITEBYTECODE")
     with tempfile.TemporaryDirectory(dir=args.directory) as directory:
         prefixes = make_files(Path(directory), args.files, args.mb)
         bins = " ".join(f"{prefix}.bin" for prefix in prefixes)

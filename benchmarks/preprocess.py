@@ -69,6 +69,8 @@ def main(argv: Sequence[str]) -> None:
         "--prose", nargs="*", default=(), help="plain text to put texts together from"
     )
     args = parser.parse_args(argv)
+    # Where it is set, each process compiles this package's modules anew.
+    os.unsetenv("PYTHONDONTWRITEBYTECODE")
     texts = Texts(args.prose)
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)

@@ -6,6 +6,7 @@ itself, in the node's process starter, and in the ranks.
 """
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -29,6 +30,8 @@ def main(argv: Sequence[str]) -> None:
     parser = ToolParser(description=__doc__)
     parser.add_argument("--processes", type=int, default=2)
     args = parser.parse_args(argv)
+    # Where it is set, each process compiles this package's modules anew.
+    os.unsetenv("PYTHONDONTWRITEBYTECODE")
     imports_s = seconds_until(
         "ready", [sys.executable, "-c", "import torch, deepspeed; print('ready')"]
     )

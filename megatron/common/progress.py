@@ -31,14 +31,7 @@ class Progress:
         self._title, self._total, self._unit = title, total, unit
         self._done, self._lock = 0, threading.Lock()
         self._started_at = self._shown_at = time.monotonic()
-        self._bar: tqdm[Any] | None = None
-        if sys.stderr.isatty():
-            from tqdm import tqdm
-
-            # Work of less than a second shows nothing.
-            self._bar = tqdm(
-                desc=title, total=total, unit=unit, unit_scale=unit == "B", leave=False, delay=1
-            )
+        self._bar = _terminal_bar(title, total, unit)
 
     def __enter__(self) -> "Progress":
         return self
@@ -74,3 +67,12 @@ def with_progress(items: Iterable[T], title: str, total: int, unit: str) -> Iter
         for item in items:
             yield item
             progress.add()
+
+
+def _terminal_bar(title: str, total: int, unit: str) -> "tqdm[Any] | None":
+    """Return a bar that work of less than a second does not show; None without a terminal."""
+    if not sys.stderr.isatty():
+        return None
+    from tqdm import tqdm
+
+    return tqdm(desc=title, total=total, unit=unit, unit_scale=unit == "B", leave=False, delay=1)
