@@ -59,7 +59,7 @@ class Tally:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "Tally":
-        """Return the tally of which `content` is the `asdict`."""
+        """Return the tally that was written as `content`."""
         return cls(**{**content, "runs": [Repetition(**run) for run in content["runs"]]})
 
 
@@ -77,16 +77,19 @@ class LongRuns:
 
         Shapes: tokens [tokens]; ends [documents], where each document ends.
         """
-        runs = runs_longer_than(self._lengths[0], tokens, ends)[:_MOST_RUNS]
+        runs = runs_longer_than(self._lengths[0], tokens, ends, most=_MOST_RUNS)
         self._lengths = sorted([*self._lengths, *(run.length for run in runs)])[-_MOST_RUNS:]
         return runs
 
 
-def runs_longer_than(length: int, tokens: NDArray, ends: NDArray) -> list[Repetition]:
+def runs_longer_than(
+    length: int, tokens: NDArray, ends: NDArray, *, most: int | None = None
+) -> list[Repetition]:
     """Return the runs of more than `length` equal tokens within a document, the longest first.
 
     Args:
         length: 15 or more.
+        most: runs to return (default: all).
     """
     # Whether each token equals the one before it, padded with seven entries on either side.
     num_pairs = max(tokens.size - 1, 0)
@@ -109,7 +112,7 @@ def runs_longer_than(length: int, tokens: NDArray, ends: NDArray) -> list[Repeti
     stops += np.logical_and.accumulate(equal[stops[:, None] + seven], axis=1).sum(axis=1)
     starts, lengths = starts - 8, stops - starts + 1
     long = np.flatnonzero(lengths > length)
-    long = long[np.argsort(-lengths[long], kind="stable")]
+    long = long[np.argsort(-lengths[long], kind="stable")][:most]
     documents = np.searchsorted(ends, starts[long], "right")
     return [
         Repetition(int(lengths[i]), int(tokens[starts[i]]), int(document))

@@ -11,7 +11,7 @@ import logging
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -119,7 +119,9 @@ class ShardWriter:
                 self.state.lengths[name] = file.tell()
                 self.state.digests[name] = self._digests[name].hexdigest()
                 file.close()
-            write_json(self.folder / FINISHED, asdict(self.state), is_flushed=False)
+            # Not indented, and not by asdict: that takes milliseconds of the 40 of a small shard.
+            marker = json.dumps(self.state, default=vars)
+            replace_text(self.folder / FINISHED, marker, has_one_writer=True)
             self._closing.close()
 
     def close(self) -> None:
@@ -219,10 +221,10 @@ def remove_folders(folders: Iterable[Path]) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def write_json(path: Path, value: object, *, is_flushed: bool = True) -> None:
-    """Write `path` atomically."""
+def write_json(path: Path, value: object) -> None:
+    """Write `path` atomically, on the disk."""
     text = json.dumps(value, indent=1) + "\n"
-    replace_text(path, text, has_one_writer=True, is_flushed=is_flushed)
+    replace_text(path, text, has_one_writer=True, is_flushed=True)
 
 
 def record_options(staging: Path, options: Mapping[str, Any]) -> str:
