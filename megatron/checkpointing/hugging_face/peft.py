@@ -114,7 +114,10 @@ def _tensors(
         # B has the rows of the weight, so the mapping applies to it; its columns are the rank.
         ups = part.mapping.to_hugging_face(up)
         for theirs, piece in zip(part.theirs, ups, strict=True):
-            module = f"base_model.model.{theirs.removesuffix('.weight')}"
+            module = theirs.removesuffix(".weight")
+            if family.module_prefix:
+                module = module.replace(family.prefix, family.module_prefix, 1)
+            module = f"base_model.model.{module}"
             yield f"{module}.{DOWN}.weight", down.clone()
             rows = piece.T if _is_transposed(part.mapping) else piece
             yield f"{module}.{UP}.weight", rows.to(torch.float32, copy=True).contiguous()

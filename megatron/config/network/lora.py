@@ -50,7 +50,8 @@ class LoraSpec(SpecPart):
 
 
 LINEAR = ("query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h")
-"""The linear layers of a transformer layer, front to back."""
+"""The linear layers of a transformer layer, front to back; layers that mix tokens in place of attention
+have adapters of their input and output projections where it has of the first two."""
 
 FUSED = {
     "query_key_value": (("q_proj", "k_proj", "v_proj"), ("c_attn",)),

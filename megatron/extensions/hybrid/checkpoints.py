@@ -245,6 +245,7 @@ def _of_experts(name: str) -> Any:
 NEMOTRON_H = Family(
     model_type="nemotron_h",
     architecture="NemotronHForCausalLM",
+    module_prefix="model.",
     keys={
         "layers_block_type": lambda spec: [_KINDS[kind] for kind in _pattern_of(spec)],
         "hidden_size": "hidden_size",

@@ -10,6 +10,7 @@ from megatron.config.network.model_spec import ModelSpec
 from megatron.extensions.hybrid.convolution import CausalConvolution
 from megatron.extensions.hybrid.flags import HybridSpec
 from megatron.extensions.hybrid.scan import gated_delta_rule, state_space_scan
+from megatron.model.layers.mlp import adapter_of
 from megatron.model.layers.parts import DecodeState, LayerParts
 from megatron.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
 from megatron.tensor_parallel.sharding import (
@@ -50,6 +51,7 @@ class Mamba2(nn.Module):
             spec.hidden_size,
             groups * (self.features + self.channels + self.group_heads),
             has_bias=False,
+            adapter=adapter_of(spec, "query_key_value", parts.rng),
             product=parts.kernels.linear,
             **parts.division,
         )
@@ -66,6 +68,7 @@ class Mamba2(nn.Module):
             groups * self.features,
             spec.hidden_size,
             has_bias=False,
+            adapter=adapter_of(spec, "dense", parts.rng),
             product=parts.kernels.linear,
             **parts.division,
         )
@@ -162,6 +165,7 @@ class GatedDeltaNet(nn.Module):
             spec.hidden_size,
             heads * (channels + self.features + 2 * self.served),
             has_bias=False,
+            adapter=adapter_of(spec, "query_key_value", parts.rng),
             product=parts.kernels.linear,
             **parts.division,
         )
@@ -177,6 +181,7 @@ class GatedDeltaNet(nn.Module):
             heads * self.features,
             spec.hidden_size,
             has_bias=False,
+            adapter=adapter_of(spec, "dense", parts.rng),
             product=parts.kernels.linear,
             **parts.division,
         )

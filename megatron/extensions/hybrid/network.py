@@ -20,6 +20,7 @@ from megatron.config.architecture.counts import (
 from megatron.config.architecture.options import DECODER, STREAM
 from megatron.config.config import Config
 from megatron.config.network.experts import MoESpec
+from megatron.config.network.lora import LoraSpec
 from megatron.config.network.model_spec import OPTIONAL, ModelSpec, names_of
 from megatron.config.network_contract import Network
 from megatron.config.parallelism.recompute_plan import RecomputePlan
@@ -34,7 +35,7 @@ from megatron.extensions.hybrid.flags import (
 )
 from megatron.extensions.hybrid.pattern import ATTENTION
 
-_ABSENT = (name for part in {*OPTIONAL.values()} - {MoESpec} for name in names_of(part))
+_ABSENT = (name for part in {*OPTIONAL.values()} - {LoraSpec, MoESpec} for name in names_of(part))
 """Options of parts that are not built for hybrid networks."""
 
 

@@ -262,7 +262,7 @@ def test_sizes_have_megatrons_defaults():
         ),
         ("M*", ("--context-parallel-size", "2"), "--context-parallel-size 2 … recurrent"),
         ("G*", ("--ds-sequence-parallel-size", "2"), "--ds-sequence-parallel-size 2 … recurrent"),
-        ("M*", ("--lora-rank", "2"), "--lora-rank … hybrid"),
+        ("ME", (*EXPERTS, "--lora-rank", "2"), "--lora-rank and --num-experts exclude"),
         ("M*", ("--parallel-residual",), "--parallel-residual … hybrid"),
     ],
 )

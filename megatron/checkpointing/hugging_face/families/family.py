@@ -79,6 +79,7 @@ class Family:
         network: modules outside the transformer layers.
         layer: modules of a transformer layer, without prefix.
         layers: prefix of a transformer layer; {} is its number, from 0 on.
+        module_prefix: first part of module names where it is another than that of tensors in files.
         layers_in_one: how many layers here are one there.
         norms_around_one: whether norm weights are stored minus 1.
         objective: that trains such a network.
@@ -102,6 +103,7 @@ class Family:
     network: Table
     layer: Table
     layers: str
+    module_prefix: str = ""
     layers_in_one: int = 1
     norms_around_one: bool = False
     objective: ObjectiveName = "gpt"
