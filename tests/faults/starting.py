@@ -79,6 +79,16 @@ def in_place_of(
     setattr(owner, function, instead)
 
 
+def die_in_place_of(moment: str, struck: int, rank: int, save: str) -> None:
+    """Have the rank `struck` be killed where it would do `moment`, and the others follow it soon."""
+    from megatron.training.process.watchdog import Watchdog
+
+    defaults = Watchdog.__init__.__kwdefaults__
+    assert defaults
+    defaults["peer_grace_s"] = 3.0
+    in_place_of(moment, _die, struck, rank, save)
+
+
 def sleep(save: str) -> None:
     """Do not come back."""
     threading.Event().wait()
@@ -100,8 +110,7 @@ def stop(save: str) -> None:
     sleep(save)
 
 
-def die(save: str) -> None:
-    """Be killed."""
+def _die(save: str) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 

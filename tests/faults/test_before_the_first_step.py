@@ -3,12 +3,23 @@
 import json
 import re
 import socket
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from small_job import Job
-from starting import Ended, Start, die, in_place_of, nothing, run_together, sleep, stop
+from starting import (
+    Ended,
+    Start,
+    die_in_place_of,
+    in_place_of,
+    nothing,
+    run_together,
+    sleep,
+    stop,
+)
 
 from megatron.common.errors import ExitCode
 from megatron.training.process.failure import failures_of
@@ -40,6 +51,14 @@ STRUCK = {
 }
 
 
+# Where a rank dies, which one, and what the other one says of it.
+DEAD = {
+    ("setup:start_processes", 1): "ended before the processes had met",
+    ("setup:start_processes", 0): "ended before the processes had met",
+    ("setup:build_process_groups", 1): "ended without a message",
+}
+
+
 @pytest.fixture(scope="module")
 def hung(
     job_of_two: Job, tmp_path_factory: pytest.TempPathFactory
@@ -54,10 +73,41 @@ def hung(
         )
         for name, (where, _) in STRUCK.items()
     }
+    return _run_together(starts)
+
+
+@pytest.fixture(scope="module")
+def failed(
+    job_of_two: Job, tmp_path_factory: pytest.TempPathFactory, taken_port: int
+) -> dict[Any, tuple[Path, Ended]]:
+    """Where runs saved of which a rank dies, or that cannot meet, and how they ended."""
+    folder, flags = tmp_path_factory.mktemp("failed"), job_of_two.flags
+    starts: dict[Any, Start] = {
+        (moment, struck): Start(
+            flags,
+            folder / f"dead-{number}",
+            partial(die_in_place_of, f"megatron.training.{moment}", struck),
+        )
+        for number, (moment, struck) in enumerate(DEAD)
+    }
+    starts["taken port"] = Start(flags, folder / "taken", nothing, port=taken_port)
+    address = "no-such-host.invalid"
+    starts["unknown address"] = Start(flags, folder / "name", nothing, address=address)
+    return _run_together(starts)
+
+
+def _run_together(starts: Mapping[Any, Start]) -> dict[Any, tuple[Path, Ended]]:
     ended = run_together([*starts.values()])
     return {
         name: (start.save, end) for (name, start), end in zip(starts.items(), ended, strict=True)
     }
+
+
+@pytest.fixture(scope="module")
+def taken_port() -> Iterator[int]:
+    """A port where another program listens."""
+    with socket.create_server(("127.0.0.1", 0)) as program:
+        yield program.getsockname()[1]
 
 
 @pytest.mark.parametrize("name", STRUCK)
@@ -83,24 +133,16 @@ def test_a_rank_that_does_not_get_on_ends_all(
     assert (folder.name == "hang-start-1") is ("meet" in name)
 
 
-@pytest.mark.parametrize(
-    ("moment", "struck", "says"),
-    [
-        ("setup:start_processes", 1, "ended before the processes had met"),
-        ("setup:start_processes", 0, "ended before the processes had met"),
-        ("setup:build_process_groups", 1, "ended without a message"),
-    ],
-)
+@pytest.mark.parametrize(("moment", "struck"), DEAD)
 def test_a_rank_that_dies_before_the_first_step_is_named_without_a_limit_for_hangs(
-    job_of_two: Job, tmp_path: Path, moment: str, struck: int, says: str
+    failed: dict[Any, tuple[Path, Ended]], moment: str, struck: int
 ) -> None:
-    setup = partial(in_place_of, f"megatron.training.{moment}", die, struck)
-    (ended,) = run_together([Start(job_of_two.flags, tmp_path / "save", setup)])
+    save, ended = failed[moment, struck]
     assert sorted(map(str, ended.codes)) == ["-9", "1"], ended.outputs
-    record = json.loads((tmp_path / "save" / "failure.json").read_text())
+    record = json.loads((save / "failure.json").read_text())
     assert (record["kind"], record["rank"]) == ("lost rank", struck), record
     assert f"rank {struck} (process {record['pid']} on " in record["message"]
-    assert says in record["message"]
+    assert DEAD[moment, struck] in record["message"]
 
 
 def test_tokens_outside_the_vocabulary_are_of_the_files_that_flags_name(
@@ -112,20 +154,13 @@ def test_tokens_outside_the_vocabulary_are_of_the_files_that_flags_name(
 
 
 def test_a_taken_port_and_an_unknown_address_end_every_rank(
-    job_of_two: Job, tmp_path: Path
+    failed: dict[Any, tuple[Path, Ended]], taken_port: int
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as program:
-        port = program.getsockname()[1]
-        taken, unknown = run_together(
-            [
-                Start(job_of_two.flags, tmp_path / "taken", nothing, port=port),
-                Start(job_of_two.flags, tmp_path / "name", nothing, address="no-such-host.invalid"),
-            ]
-        )
+    (save, taken), (_, unknown) = failed["taken port"], failed["unknown address"]
     assert taken.codes == unknown.codes == [ExitCode.FAILED] * 2, (taken, unknown)
     # Who finds it first says it, and the other one that or its own.
     for ended, own in (
-        (taken, f"MASTER_PORT={port} is taken on |what listens at 127.0.0.1:{port} "),
+        (taken, f"MASTER_PORT={taken_port} is taken on |what listens at 127.0.0.1:{taken_port} "),
         (unknown, "MASTER_ADDR=no-such-host.invalid does not resolve on "),
     ):
         for text in ended.outputs:
@@ -134,6 +169,6 @@ def test_a_taken_port_and_an_unknown_address_end_every_rank(
             )
         assert re.search(own, "".join(ended.outputs)), ended.outputs
     # A rank that starts after rank 0 has failed takes its record for that of an earlier attempt.
-    messages = [failure.message for failure in failures_of(tmp_path / "taken")]
-    assert any(f"MASTER_PORT={port} is taken" in message for message in messages), messages
+    messages = [failure.message for failure in failures_of(save)]
+    assert any(f"MASTER_PORT={taken_port} is taken" in message for message in messages), messages
     assert not any("Traceback" in text for text in (*taken.outputs, *unknown.outputs))
