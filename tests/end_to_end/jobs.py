@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from forked import without_head_start
 from forks import Descriptor, exit_codes, run_script
 from ports import free_port
 from quick_python import write_launchers
@@ -93,13 +94,19 @@ def _run_forks(
             (words, environment, str(folder or Path.cwd()), nothing, output, output)
             for environment, folder, output in zip(environments, folders, printed, strict=True)
         ]
-        codes = exit_codes(run_script, calls, timeout_s=TIMEOUT_S)
+        codes = exit_codes(_run_script, calls, timeout_s=TIMEOUT_S)
         for file in files:
             file.seek(0)
         texts = [file.read().decode(errors="replace") for file in files]
     if None in codes:
         raise TimeoutError("\n".join([f"no end after {TIMEOUT_S} s:", *texts]))
     return Finished(codes, texts)
+
+
+def _run_script(*words: Any) -> None:
+    """Run a script; a rank that fails does not wait for a launcher, which there is none of."""
+    without_head_start(0)
+    run_script(*words)
 
 
 def start(*words: str, cwd: Path | None = None, **environment: str) -> Finished:
