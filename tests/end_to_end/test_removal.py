@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from functools import cache
+from importlib.util import cache_from_source
 from pathlib import Path
 
 import pytest
@@ -109,7 +110,10 @@ def test_other_tests_need_no_extension() -> None:
 
 @pytest.fixture(scope="module")
 def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Copy the tree without its tests, all extensions, and the scripts that use one."""
+    """Copy the tree without its tests, all extensions, and the scripts that use one.
+
+    What is compiled is copied too, which is valid as long as times of files are kept.
+    """
     copy = tmp_path_factory.mktemp("core").resolve()
     listed = ["git", "-C", str(REPOSITORY), "ls-files", "-z", "--cached", "--others"]
     done = subprocess.run(
@@ -120,8 +124,10 @@ def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in filter(None, done.stdout.split("\0")):
         file = REPOSITORY / name
         if file.is_file() and file not in scripts and removed.isdisjoint(file.parents):
-            (copy / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(file, copy / name)
+            for each in filter(Path.is_file, (file, Path(cache_from_source(str(file))))):
+                place = copy / each.relative_to(REPOSITORY)
+                place.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(each, place)
     return copy
 
 
@@ -138,10 +144,35 @@ def run(copy: Path, *words: str) -> str:
     return done.stdout
 
 
-IMPORT_ALL = """
-import importlib, os, sys
-from pathlib import Path
+IN_FORKS = """
+import gc, os, sys, traceback
 import deepspeed, transformers.modeling_utils
+
+def in_fork(name, function, *words):
+    # A fork has all imports; it leaves hard, as to take them down takes seconds.
+    gc.freeze()
+    fork = os.fork()
+    if fork:
+        if os.waitpid(fork, 0)[1]:
+            sys.exit(f"{name} failed")
+        return
+    code = 1
+    try:
+        function(*words)
+        code = 0
+    except SystemExit as end:
+        code = int(end.code or 0)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+"""
+
+IMPORT_ALL = """
+import importlib
+from pathlib import Path
 
 def import_all(folder, package):
     for file in sorted(folder.rglob("*.py")):
@@ -156,17 +187,16 @@ def import_all(folder, package):
 import_all(Path("megatron"), "megatron")
 assert importlib.import_module("megatron.api").__file__ == f"{os.getcwd()}/megatron/api.py"
 from megatron.common import extensions
-for folder in sys.argv[1:]:  # each in a fork, which has the core
-    if fork := os.fork():
-        if os.waitpid(fork, 0)[1]:
-            sys.exit(f"a module of {folder} cannot be imported")
-        continue
+
+def import_extensions(folder):
     sys.modules[extensions.PACKAGE].__path__ = [folder]
     extensions._FOLDER = Path(folder)
     extensions.extension_names.cache_clear()
     for each in extensions.extension_names():
         import_all(Path(folder, each).resolve(), f"{extensions.PACKAGE}.{each}")
-    break
+
+for folder in sys.argv[1:]:
+    in_fork(f"the import of {folder}", import_extensions, folder)
 """
 
 
@@ -176,20 +206,18 @@ def test_every_module_that_is_left_can_be_imported(core: Path, tmp_path: Path) -
         (tmp_path / removed).mkdir()
         for left in {*extension_names()} - removed_with(removed):
             (tmp_path / removed / left).symlink_to(FOLDER / left)
-    run(core, "-c", IMPORT_ALL, *(str(tmp_path / each) for each in extension_names()))
+    run(core, "-c", IN_FORKS + IMPORT_ALL, *(str(tmp_path / each) for each in extension_names()))
 
 
 RUN_ALL = """
-import json, os, runpy, sys
-import deepspeed, transformers.modeling_utils
+import json, runpy
 
-for words in json.loads(sys.argv[1]):  # each in a fork, which has these imports
-    if fork := os.fork():
-        if os.waitpid(fork, 0)[1]:
-            sys.exit(f"{words} failed")
-        continue
+def run(words):
     sys.argv[:] = words
     runpy.run_path(words[0], run_name="__main__")
+
+for words in json.loads(sys.argv[1]):
+    in_fork(words, run, words)
 """
 
 
@@ -208,7 +236,7 @@ def test_a_gpt_needs_no_extension(core: Path, corpus: Corpus) -> None:
         ("tools/generate_samples_gpt.py", "--load", "run", *samples, *vocabulary),
         (EXPORTS, "--load", "run", "--save", "exported", *vocabulary),
     ]
-    run(core, "-c", RUN_ALL, json.dumps([[*map(str, words)] for words in commands]))
+    run(core, "-c", IN_FORKS + RUN_ALL, json.dumps([[*map(str, words)] for words in commands]))
     assert [each["iteration"] for each in journal(core / "run", "train")] == [1, 2, 3, 4]
     assert (core / "exported" / "config.json").is_file()
 
