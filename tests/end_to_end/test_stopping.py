@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +20,7 @@ from jobs import (
     start_ranks,
 )
 from ports import free_port
+from quick_python import write_launchers
 
 from megatron.checkpointing.manifest import damage, published_tags, read_manifest
 from megatron.common.errors import ExitCode
@@ -81,15 +81,16 @@ def wait_until(happens: Callable[[], object], log: Path) -> None:
 
 
 def test_a_signal_to_one_rank_saves_and_ends_all_with_the_code_of_going_on(
-    endless: list[str], tmp_path: Path
+    endless: list[str], tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    log, port = tmp_path / "log", str(free_port())
-    launcher = Path(sys.executable).with_name("deepspeed")
-    command = [str(launcher), "--num_gpus", "2", "--master_port", port, PRETRAIN, *endless]
+    log = tmp_path / "log"
+    programs = write_launchers(tmp_path_factory.mktemp("launchers"), port=str(free_port()))
+    environment = clean_environment()
+    path = os.pathsep.join([str(programs), environment["PATH"]])
     with log.open("wb") as stream:
         job = subprocess.Popen(
-            command,
-            env=clean_environment(),
+            [programs / "deepspeed", "--num_gpus", "2", PRETRAIN, *endless],
+            env=environment | {"PATH": path},
             stdout=stream,
             stderr=subprocess.STDOUT,
             start_new_session=True,
