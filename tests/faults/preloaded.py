@@ -1,8 +1,8 @@
 """Sweeps whose processes have a library preloaded that injects faults: a program of its own.
 
-    python preloaded.py KIND COUNT SEED FOLDER
+    python preloaded.py SEED FOLDER KIND=COUNT...
 
-prints an outcome a line as JSON. The library that LD_PRELOAD names is in this process and in all
+prints a kind and an outcome a line as JSON. The library that LD_PRELOAD names is in this process and in all
 forks of its server, and variables turn it on in one rank of one start.
 """
 
@@ -121,14 +121,15 @@ KINDS = {
 
 
 def main() -> None:
-    """Run the sweep that the command line names."""
-    kind, count, seed, folder = sys.argv[1:]
+    """Run the sweeps that the command line names, of one job."""
+    seed, folder, *kinds = sys.argv[1:]
     data = Path(folder) / "data"
     data.mkdir(parents=True)
     job = calm_job(data)
-    trials = KINDS[kind](job, int(count), random.Random(int(seed)))
-    for outcome in sweep(job, trials, Path(folder) / "trials"):
-        print(json.dumps(asdict(outcome)), flush=True)
+    for kind, _, count in (words.partition("=") for words in kinds):
+        trials = KINDS[kind](job, int(count), random.Random(int(seed)))
+        for outcome in sweep(job, trials, Path(folder) / "trials" / kind):
+            print(json.dumps([kind, asdict(outcome)]), flush=True)
 
 
 if __name__ == "__main__":
