@@ -12,7 +12,7 @@ from megatron.checkpointing.manifest import read_manifest
 RUN = [
     *("--num-layers", "4", "--hidden-size", "32", "--num-attention-heads", "4"),
     *("--seq-length", "32", "--max-position-embeddings", "48"),
-    *("--micro-batch-size", "2", "--global-batch-size", "8", "--train-iters", "20"),
+    *("--micro-batch-size", "2", "--global-batch-size", "8", "--train-iters", "12"),
     *("--attention-dropout", "0", "--hidden-dropout", "0", "--weight-decay", "0.1"),
     # Clipping is on in every step: a norm that one layout counts otherwise shows in the losses.
     *("--clip-grad", "0.2", "--lr", "3e-3", "--lr-decay-style", "constant"),
@@ -71,7 +71,7 @@ def test_losses_and_weights_are_those_of_one_process(
     start = launched if layout == "" else start_ranks
     start(ranks, *flags).succeeded()
 
-    assert len(losses(tmp_path)) == 20
+    assert len(losses(tmp_path)) == 12
     assert losses(tmp_path) == pytest.approx(losses(alone), rel=1e-4)
     expected, found = saved_weights(alone), saved_weights(tmp_path)
     assert found.keys() == expected.keys()
@@ -80,5 +80,5 @@ def test_losses_and_weights_are_those_of_one_process(
 
 
 def saved_weights(save: Path) -> dict[str, torch.Tensor]:
-    folder = save / "global_step20"
+    folder = save / "global_step12"
     return whole_weights(folder, read_manifest(folder))
