@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from megatron.checkpointing.compare import require_same_model, task_in
 from megatron.common.errors import (
+    ConfigError,
     DataError,
     WrongCheckpointError,
     WrongDataError,
@@ -49,7 +50,11 @@ from megatron.fused_kernels.trials import Trials
 from megatron.inference.engine.continuous_batching import InferenceEngine
 from megatron.inference.engine.decode_graphs import decode_capture
 from megatron.inference.engine.model_runner import ModelRunner
-from megatron.inference.loading.model_source import ModelSource, tokenizer_arguments_of
+from megatron.inference.loading.model_source import (
+    ModelSource,
+    recorded_tokenizer,
+    tokenizer_arguments_of,
+)
 from megatron.tensor_parallel.dtypes import TORCH_DTYPES
 from megatron.tensor_parallel.master_address import MasterAddress
 from megatron.tensor_parallel.object_collectives import agree_on_failure
@@ -296,6 +301,8 @@ def tokenizer_and_spec(source: ModelSource) -> tuple[Tokenizer, ModelSpec]:
             f"{error} (tokenizer flags that are not on the command line come from "
             f"{source.folder}: give --vocab-file and the like with the present paths)"
         ) from error
+    except ConfigError as error:
+        raise ConfigError(*error.problems, recorded_tokenizer(source)) from error
     spec = plan_model(
         with_network(config, manifest.spec),
         vocab_size=tokenizer.vocab_size,

@@ -3,16 +3,28 @@
 Needs no torch for a checkpoint.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from megatron.checkpointing.manifest import MANIFEST, Manifest, checkpoint_of, read_manifest
+from megatron.checkpointing.manifest import (
+    MANIFEST,
+    Manifest,
+    checkpoint_of,
+    published_tags,
+    read_manifest,
+)
 from megatron.checkpointing.remote import local_checkpoint
-from megatron.common.errors import ConfigError, WrongCheckpointError, near, raise_if_any
+from megatron.common.errors import (
+    CheckpointError,
+    ConfigError,
+    WrongCheckpointError,
+    near,
+    raise_if_any,
+)
 from megatron.config.config import (
     Config,
     flag_problems,
@@ -104,23 +116,36 @@ def tokenizer_arguments_of(source: ModelSource, objective: ObjectiveName) -> dic
     return arguments
 
 
+def recorded_tokenizer(source: ModelSource) -> str:
+    """Return which tokenizer the checkpoint records, and what to write for it or for another one."""
+    saved = source.manifest.config.get("tokenizer", {}).get("tokenizer_type")
+    kind = saved or declaration_of(source.manifest.objective.name).tokenizer
+    return (
+        f"{source.folder} records --tokenizer-type {kind}: leave the flags of the tokenizer out to take "
+        "it as recorded, or write --tokenizer-type too to take another one"
+    )
+
+
 def _model_in(directory: Path) -> tuple[Path, Manifest, Weights]:
     # Weight readers are imported when they are needed: torch takes seconds to import.
     if not directory.exists():
         raise WrongCheckpointError(f"--load {directory} does not exist{near(directory)}")
     folder = checkpoint_of(directory)
     if (folder / MANIFEST).is_file():
-        manifest = read_manifest(folder)
+        with _damage_names_others(folder):
+            manifest = read_manifest(folder)
 
         def read() -> "AbstractContextManager[FullCheckpoint]":
             from megatron.checkpointing.resharding.universal import read_checkpoint
 
-            return nullcontext(read_checkpoint(folder, manifest, optimizer=False))
+            with _damage_names_others(folder):
+                return nullcontext(read_checkpoint(folder, manifest, optimizer=False))
 
         return folder, manifest, read
     if not (directory / "config.json").is_file():
         raise WrongCheckpointError(
-            f"--load {directory} holds no complete checkpoint and no transformers model"
+            f"--load {directory} holds no complete checkpoint and no transformers model; give the "
+            "directory that a run saved to with --save"
         )
     from megatron.checkpointing.hugging_face.import_model import (
         ImportOptions,
@@ -130,3 +155,20 @@ def _model_in(directory: Path) -> tuple[Path, Manifest, Weights]:
 
     described = describe_model(directory, ImportOptions(), save=directory)
     return directory, described.manifest, partial(open_weights, directory, described)
+
+
+@contextmanager
+def _damage_names_others(folder: Path) -> Iterator[None]:
+    """Add what to load instead to the error of a damaged checkpoint."""
+    try:
+        yield
+    except CheckpointError as error:
+        if type(error) is not CheckpointError:
+            raise  # of another version, or on a disk that cannot be read
+        others = [tag for tag in published_tags(folder.parent) if tag != folder.name]
+        remedy = (
+            f"write --load {folder.parent / others[0]} to take another checkpoint of the run"
+            if others
+            else "copy it again from where it is intact: there is no other checkpoint beside it"
+        )
+        raise CheckpointError(f"{error}; {remedy}") from error

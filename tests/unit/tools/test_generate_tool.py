@@ -1,6 +1,7 @@
 """tools/generate_samples_gpt.py, in this process, on an untrained network."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -233,6 +234,26 @@ def test_what_cannot_be_read_is_reported(generate, tool, tmp_path):
         tool(["--version"])
     with pytest.raises(CheckpointError, match=r"--hidden-size +8 +16"):
         generate("--prompt", "1", "--hidden-size", "16")
+    with problem("records --tokenizer-type NullTokenizer … leave the flags"):
+        generate("--prompt", "1", "--merge-file", str(tmp_path / "prompts"))
+
+
+def test_damage_names_what_to_load_instead(tool, trained, tmp_path):
+    def generate():
+        tool(["--load", str(tmp_path), "--prompt", "1", "--greedy", "--out-seq-length", "2"])
+
+    damaged = tmp_path / "global_step3"
+    shutil.copytree(trained[0] / "global_step3", damaged)
+    (file, *_) = damaged.glob("*_model_states.pt")
+    file.write_bytes(file.read_bytes()[:-1])
+    with problem("bytes instead of … copy it again … no other checkpoint", CheckpointError):
+        generate()
+    shutil.copytree(damaged, tmp_path / "global_step2")
+    with problem(f"write --load {tmp_path / 'global_step2'} to take another", CheckpointError):
+        generate()
+    (damaged / "manifest.json").write_text("{")
+    with problem(f"write --load {tmp_path / 'global_step2'} to take another", CheckpointError):
+        generate()
 
 
 def test_the_benchmark_compares_the_same_text(capsys):
