@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import signal
 import sys
 import warnings
@@ -12,6 +13,14 @@ from megatron.common.remote_files import without_secrets
 
 UNREAD = 128 + signal.SIGPIPE
 """Exit code of a program whose stdout is a closed pipe (SIGPIPE), as in a shell."""
+
+
+_NOTHING_TO_FIX = {
+    "torchao": re.compile(r"Failed to load \S+/torchao/_C_\w+"),
+    "torch.utils._pytree": re.compile("is an Enum subclass and is now natively supported"),
+}
+"""Warnings by logger when transformers imports torchao: of compiled kernels that nothing here calls,
+and of torchao's own registrations."""
 
 
 class _LineFormatter(logging.Formatter):
@@ -60,6 +69,12 @@ def configure(rank: int) -> None:
     logger.setLevel(logging.INFO if rank == 0 else logging.ERROR)
     # Torch's, of DeepSpeed's calls at every step: nothing that a user could fix.
     warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
+    for name in _NOTHING_TO_FIX:
+        logging.getLogger(name).addFilter(_can_be_fixed)
+
+
+def _can_be_fixed(record: logging.LogRecord) -> bool:
+    return not _NOTHING_TO_FIX[record.name].search(record.getMessage())
 
 
 def set_level(level: str) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs from anywhere
 
 from megatron.checkpointing.remote import local_checkpoint, local_directory, upload_checkpoints
+from megatron.common import logging as log
 from megatron.common.cli import run_tool
 from megatron.common.errors import ConfigError
 from megatron.common.installation import in_this_installation
@@ -23,6 +24,7 @@ from megatron.config.tools.hugging_face import ImportConfig
 
 def main(argv: Sequence[str]) -> None:
     """Run the tool with the command line `argv`."""
+    log.configure(rank=0)
     load_plugins(modules_in(argv))
     sections = {"import": ImportConfig, "plugins": PluginModulesConfig, "urls": UrlConfig}
     parsed = parse_sections(argv, sections, description=__doc__ or "").sections

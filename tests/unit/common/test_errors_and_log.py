@@ -104,3 +104,13 @@ def test_of_warnings_only_those_of_calls_that_are_not_ours_are_kept_back(logger)
         warnings.warn(text, FutureWarning, stacklevel=1)
         warnings.warn("`torch.load` is deprecated.", FutureWarning, stacklevel=1)
     assert [str(warning.message) for warning in found] == ["`torch.load` is deprecated."]
+
+
+def test_warnings_of_an_import_of_torchao_are_kept_back(logger, caplog):
+    log.configure(0)
+    torchao, pytree = map(logging.getLogger, ("torchao", "torch.utils._pytree"))
+    torchao.warning("Failed to load /site/torchao/_C_mxfp8.so: Could not load this library")
+    pytree.warning("%s is an Enum subclass and is now natively supported by torch.compile", "A")
+    torchao.warning("another")
+    pytree.warning("a third")
+    assert caplog.messages == ["another", "a third"]
