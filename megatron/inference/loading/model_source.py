@@ -118,8 +118,8 @@ def tokenizer_arguments_of(source: ModelSource, objective: ObjectiveName) -> dic
 
 def recorded_tokenizer(source: ModelSource) -> str:
     """Return which tokenizer the checkpoint records, and what to write for it or for another one."""
-    saved = source.manifest.config.get("tokenizer", {}).get("tokenizer_type")
-    kind = saved or declaration_of(source.manifest.objective.name).tokenizer
+    manifest = source.manifest
+    kind = manifest.tokenizer.tokenizer_type or declaration_of(manifest.objective.name).tokenizer
     return (
         f"{source.folder} records --tokenizer-type {kind}: leave the flags of the tokenizer out to take "
         "it as recorded, or write --tokenizer-type too to take another one"
