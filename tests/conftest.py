@@ -7,10 +7,12 @@ import os
 import signal
 import sys
 import time
+from contextlib import suppress
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from itertools import accumulate
 from pathlib import Path
+from shutil import disk_usage
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -23,6 +25,12 @@ from megatron.tensor_parallel.process_groups import lone_group
 
 # Tensors here are tiny; more threads would only wait for each other.
 torch.set_num_threads(1)
+
+# What is written in memory needs no disk, which most tests would wait for: they write little, and
+# flush it. tmp_path is kept there only if its test fails (see pyproject.toml).
+with suppress(OSError):
+    if disk_usage("/dev/shm").free >= 4 << 30:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/dev/shm")
 
 # Shells have background jobs ignore these, and children inherit that; tests of signals mean those of
 # a job in the foreground.
