@@ -38,6 +38,13 @@ WAIT_S = 60
 REPOSITORY = Path(__file__).resolve().parents[4]
 
 
+@pytest.fixture(autouse=True)
+def quick_polls(monkeypatch):
+    """Look more often than every second, in forks too, but wait as long for other ranks."""
+    monkeypatch.setattr(module, "_POLL_S", 0.1)
+    monkeypatch.setattr(module, "_patience_s", lambda hangs: 5.0)
+
+
 def in_processes(count, body, *words):
     """Return the exit codes of `count` forks that run body(rank, *words)."""
     processes = [FORK.Process(target=body, args=(rank, *words)) for rank in range(count)]
@@ -117,6 +124,7 @@ def test_a_rank_leaves_those_that_nccl_would_wait_for(tmp_path, has_cause):
 
 
 def hangs_while_it_saves(rank, directory, seconds):
+    module._patience_s = lambda hangs: 1.0
     watchdog, loose = Watchdog(FailureFile(str(directory)), rank=0), threading.Event()
 
     def publish():
@@ -163,7 +171,7 @@ def is_stopped(rank, directory):
 
 
 def test_a_rank_that_cannot_answer_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "_POLL_S", 0.2)
+    monkeypatch.setattr(module, "_patience_s", lambda hangs: 1.0)
     processes = [FORK.Process(target=is_stopped, args=(rank, tmp_path)) for rank in range(2)]
     for process in processes:
         process.start()
@@ -177,15 +185,15 @@ def test_a_rank_that_cannot_answer_is_named(tmp_path, monkeypatch):
 def test_a_rank_of_a_larger_world_polls_the_disk_less_often(tmp_path, os_calls):
     polls = os_calls("stat")
     with ExitStack() as stack:
-        for size in (64, 16384):
+        for size in (8, 16384):
             watchdog = Watchdog(FailureFile(""), rank=1)
             watchdog.arm(Hangs(600.0, tmp_path / str(size), size))
             stack.enter_context(watchdog.watching())
         give_up_at = time.monotonic() + WAIT_S
-        while polls.count(f"{tmp_path}/64") < 4 and time.monotonic() < give_up_at:
-            time.sleep(0.1)
+        while polls.count(f"{tmp_path}/8") < 4 and time.monotonic() < give_up_at:
+            time.sleep(0.05)
     # Once in 164 s, so that all of them together poll it 100 times a second.
-    assert polls.count(f"{tmp_path}/64") >= 4 and polls.count(f"{tmp_path}/16384") <= 1
+    assert polls.count(f"{tmp_path}/8") >= 4 and polls.count(f"{tmp_path}/16384") <= 1
 
 
 def test_the_start_the_first_step_and_saves_may_take_longer(tmp_path, clock):
