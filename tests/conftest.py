@@ -26,8 +26,8 @@ from megatron.tensor_parallel.process_groups import lone_group
 # Tensors here are tiny; more threads would only wait for each other.
 torch.set_num_threads(1)
 
-# What is written in memory needs no disk, which most tests would wait for: they write little, and
-# flush it. tmp_path is kept there only if its test fails (see pyproject.toml).
+# Tests write little, and flush it: in memory they do not wait for a disk. There tmp_path stays only
+# if its test fails (see pyproject.toml).
 with suppress(OSError):
     if disk_usage("/dev/shm").free >= 4 << 30:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/dev/shm")
@@ -49,9 +49,17 @@ settings.register_profile(
 settings.load_profile("same")
 
 
-def pytest_collection_finish() -> None:
-    """Keep what is imported out of searches for garbage, which take longer than most tests."""
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Keep what is imported out of searches for garbage, which take longer than most tests.
+
+    While tests are collected there is none.
+    """
+    gc.disable()
+    result = yield
     gc.freeze()
+    gc.enable()
+    return result
 
 
 @pytest.fixture(scope="module", autouse=True)
