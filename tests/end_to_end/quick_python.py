@@ -6,6 +6,7 @@ import os
 import socket
 import sys
 import threading
+import time
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -93,4 +94,8 @@ def _run_script(line: Descriptor, program: str, *words: Any) -> None:
     os.close(line.number)
     # What a launcher starts its processes with.
     sys.executable = program
+    if words[0][:2] == ["-m", "deepspeed.launcher.launch"]:
+        # It looks after its processes once a second, and once more when they have ended.
+        sleep = time.sleep
+        time.sleep = lambda seconds: sleep(min(seconds, 0.05))
     run_script(*words)
