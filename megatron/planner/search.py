@@ -205,13 +205,16 @@ def _attempt(
 ) -> Fitting | str:
     """Return a layout with its estimate, or why it does not run on `device`."""
     decided = decide(layout)
-    if reason := obstacle(decided, device):
+    if reason := _lack(decided, device):
+        return reason
+    peak_bytes = _peak_bytes(decided)
+    if reason := _excess(peak_bytes, device):
         return reason
     return Fitting(
         layout=layout,
         speed=estimate(decided),
-        peak_bytes=_peak_bytes(decided),
-        is_tight=_is_tight(decided, device),
+        peak_bytes=peak_bytes,
+        is_tight=_is_tight(peak_bytes, device),
     )
 
 
@@ -220,9 +223,14 @@ def _peak_bytes(plan: Plan) -> int:
     return max(memory.total for memory in memory_of_stages(plan))
 
 
-def _is_tight(plan: Plan, device: Device) -> bool:
-    """Whether estimates are not exact enough to be sure that a plan fits."""
-    return _peak_bytes(plan) > _ROOMY * device.usable_bytes
+def _is_tight(peak_bytes: int, device: Device) -> bool:
+    """Whether estimates are not exact enough to be sure that so much fits."""
+    return peak_bytes > _ROOMY * device.usable_bytes
+
+
+def _has_room(plan: Plan, device: Device) -> bool:
+    """Whether `plan` is sure to run on GPUs of this kind."""
+    return not (_lack(plan, device) or _is_tight(_peak_bytes(plan), device))
 
 
 def _in_chunks(
@@ -294,7 +302,7 @@ def faster_micro_batch(
             larger = decide(replace(config, training=training))
         except ConfigError:  # another flag sets it, or a batch is not a multiple of it
             break
-        if obstacle(larger, device) or _is_tight(larger, device):
+        if not _has_room(larger, device):
             break
         speed = estimate(larger)
         if speed.step_s < least:
@@ -329,8 +337,7 @@ def faster_partition(
         except ConfigError:  # such as adapters, which need a layer on each stage
             continue
         speed = estimate(other)
-        does_not_fit = obstacle(other, device) or _is_tight(other, device)
-        if speed.step_s < least and not does_not_fit:
+        if speed.step_s < least and _has_room(other, device):
             flags = f"--pp-partition-method {method}"
             if chunks > 1:
                 flags += f" --num-virtual-stages-per-pipeline-rank {chunks}"
@@ -372,13 +379,22 @@ def _uneven_reason(
 
 def obstacle(plan: Plan, device: Device) -> str | None:
     """Return why `plan` does not run on GPUs of this kind; None when it does."""
+    return _lack(plan, device) or _excess(_peak_bytes(plan), device)
+
+
+def _lack(plan: Plan, device: Device) -> str | None:
+    """Return what GPUs of this kind, or stages, lack whatever the memory."""
     if plan.precision.dtype == "bf16" and not device.has_bf16:
         return _no_bf16(device)
     for stage in stages_of(plan):
         if not stage.entries:
             return f"stage {stage.index} would have no layer"
+    return None
+
+
+def _excess(peak_bytes: int, device: Device) -> str | None:
     usable = device.usable_bytes
-    if _peak_bytes(plan) > usable:
+    if peak_bytes > usable:
         return f"needs more than the {usable / GIB:.1f} GiB of a {device.name} that a run can use"
     return None
 
