@@ -36,10 +36,10 @@ RATES = {"peak_flops": 989e12, "matmul_flops": 700e12, "copy_bytes_per_s": 3e12}
 
 @pytest.fixture(scope="module")
 def rehearsal(tmp_path_factory):
-    """Folder of the results of prove.sh without a GPU."""
+    """Folder of the results of prove.sh without a GPU; on a CPU all parts that time measure one row."""
     folder = tmp_path_factory.mktemp("prove")
     done = subprocess.run(
-        ["bash", "tests/gpu/prove.sh", "--rehearse"],
+        ["bash", "tests/gpu/prove.sh", "right", "peers", "--rehearse"],
         cwd=REPOSITORY,
         env={
             **os.environ,
@@ -97,23 +97,39 @@ def test_a_rehearsal_passes_and_claims_nothing_of_a_gpu(rehearsal):
     assert only_on_gpus and {outcomes[name] for name in only_on_gpus} == {"not run"}
 
 
-@pytest.mark.parametrize("part", ["fast", "where"])
-def test_a_rehearsal_times_this_program(rehearsal, part):
-    result, outcomes = read(rehearsal, part)
-    assert [*outcomes.values()] == ["passed"] and result["device"]["name"] == "CPU"
+def test_a_rehearsal_times_this_program_and_others(rehearsal):
+    result, outcomes = read(rehearsal, "peers")
+    assert outcomes["tiny auto"] == "passed" and result["device"]["name"] == "CPU"
     (row,) = result["speed"]["rows"]
-    assert row["ours"]["seconds"] > 0 and not row["peers"]
+    assert row["ours"]["seconds"] > 0 and row["peers"]["plain"]["seconds"] > 0
     times = [kernel["ms"] for kernel in row["ours"]["kernels_of_step"]]
     assert times == sorted(times, reverse=True) and times[0] > 0
-
-
-def test_a_rehearsal_times_other_programs(rehearsal):
-    result, _ = read(rehearsal, "peers")
-    (row,) = result["speed"]["rows"]
-    assert row["peers"]["plain"]["seconds"] > 0
     assert row["ours"]["loss"] == pytest.approx(row["peers"]["plain"]["loss"], rel=0.05)
     assert row["peers"]["megatron-core"].get("error", "not run").startswith("not run")
     assert result["generation"][0]["Hugging Face"] > 0 and result["kernels"]
+
+
+@pytest.mark.parametrize(
+    ("part", "rows", "rounds"), [("fast", prove.FAST, 3), ("where", prove.WHERE, 1)]
+)
+def test_each_row_of_a_gpu_is_measured_without_others(monkeypatch, part, rows, rounds):
+    jobs = []
+
+    def measure(job, ends_at):
+        jobs.append(job)
+        return H100 | RATES if job["side"] == "device" else {"error": "out of memory: no"}
+
+    monkeypatch.setattr(train_gpu, "measure", measure)
+    result = {"checks": []}
+    counts = [
+        len(result["speed"]["rows"]) for _ in prove.PARTS[part](result, "cuda", time.monotonic())
+    ]
+    assert counts == [*range(1, len(rows) + 1)]
+    measured = [(row["size"], row["flags"]) for row in result["speed"]["rows"]]
+    assert measured == [(size, flags) for size, _, flags in rows]
+    assert [job["side"] for job in jobs] == ["device", *["megatron"] * len(rows)]
+    assert {job["rounds"] for job in jobs[1:]} == {rounds}
+    assert {check["outcome"] for check in result["checks"]} == {"failed"}
 
 
 def test_missing_packages_are_one_line_before_anything_runs(tmp_path):
