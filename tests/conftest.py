@@ -18,8 +18,8 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
-from ended_groups import open_groups
 from hypothesis import HealthCheck, settings
+from shared_groups import open_groups
 
 from megatron.tensor_parallel.process_groups import lone_group
 

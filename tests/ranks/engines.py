@@ -10,7 +10,7 @@ from typing import Any
 import deepspeed
 import torch
 import torch.distributed as dist
-from ended_groups import end_groups
+from shared_groups import end_engines
 from tiny import VOCAB_SIZE, tiny_plan
 
 from megatron.config.plan.plan import Plan
@@ -33,12 +33,12 @@ def deepspeed_of(engine: Any) -> Any:
 def engine_of(
     *flags: str, compile_backend: str = "inductor", vocab_size: int = VOCAB_SIZE
 ) -> tuple[Engine, Plan, Groups]:
-    """Return the engine that `flags` ask for, over all ranks; the one before communicates no more.
+    """Return the engine that `flags` ask for, over all ranks; it ends the one before.
 
     Args:
         compile_backend: of torch.compile, if `flags` have it.
     """
-    end_groups()
+    end_engines()
     distributed.start("gloo")
     flags = ("--init-method-std", "0.3", "--lr", "0.05", *flags)
     device = "cuda" if "--fp16" in flags else "cpu"  # a plan for CPUs refuses it
@@ -63,7 +63,7 @@ def batches_of(plan: Plan, groups: Groups) -> Iterator[Batch]:
 
 
 def trained(
-    *flags: str, steps: int = 3, compile_backend: str = "inductor"
+    *flags: str, steps: int = 2, compile_backend: str = "inductor"
 ) -> dict[str, torch.Tensor]:
     """Return losses, gradient norms and this rank's weights after `steps` steps."""
     engine, plan, groups = engine_of(*flags, compile_backend=compile_backend)

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
+from shared_groups import end_engines
 from tiny import tiny_plan
 from torch.testing import assert_close
 
@@ -101,6 +102,7 @@ class Network:
 
     def trained(self, *flags: str) -> tuple[Steps, dict[str, torch.Tensor]]:
         """Return the same of the run over all ranks, of weights this rank's."""
+        end_engines()
         plan = self.plan(*flags)
         groups = build_process_groups(plan)
         kernels, _ = choose(plan, torch.device("cpu"))

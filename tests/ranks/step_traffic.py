@@ -15,7 +15,6 @@ from communication import (
     record_communication,
     ring_passes,
 )
-from ended_groups import end_groups
 from engines import batches_of, engine_of
 
 from megatron.config.plan.plan import Plan
@@ -89,7 +88,6 @@ def layouts_of_golden_file() -> dict[str, tuple[str, ...]]:
 
 def recorded(*flags: str) -> "Step":
     """Return the collectives of a step; the forward passes of the next one hide those at its end."""
-    end_groups()
     engine, plan, groups = engine_of(*flags)
     batches = batches_of(plan, groups)
     engine.train_batch(batches)

@@ -4,7 +4,7 @@ Process groups outlive it, nothing is compiled, and a plan for GPUs runs on the 
 """
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -13,7 +13,6 @@ from unittest.mock import patch
 import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
 from deepspeed.ops.adam import cpu_adam
-from ended_groups import made_groups
 
 from megatron.training import pretrain
 
@@ -23,7 +22,6 @@ def stood_in(*, as_gpu: bool) -> Iterator[None]:
     """Let process groups outlive the run, and a plan for GPUs run on the CPU."""
     with ExitStack() as stack:
         stack.enter_context(patch.object(dist, "destroy_process_group", lambda: None))
-        stack.enter_context(patch.object(dist, "new_group", _same_group))
         stack.enter_context(patch.object(cpu_adam, "CPUAdamBuilder", _NotCompiled))
         # Three thousand times a disk would be waited for, and no run outlives this machine.
         stack.enter_context(patch.object(os, "fsync", lambda descriptor: None))
@@ -38,17 +36,6 @@ def stood_in(*, as_gpu: bool) -> Iterator[None]:
             stack.enter_context(patch.object(get_accelerator(), "is_fp16_supported", supports))
             stack.enter_context(patch.object(pretrain, "validate", _for_gpu(pretrain.validate)))
         yield
-
-
-_new_group = dist.new_group
-
-
-def _same_group(ranks: Sequence[int] | None = None, **options: Any) -> Any:
-    """Return the group of an earlier run with these ranks: each has threads of its own."""
-    key = f"{ranks and list(ranks)} {options}"
-    if key not in made_groups:
-        made_groups[key] = _new_group(ranks, **options)
-    return made_groups[key]
 
 
 class _NotCompiled:

@@ -10,12 +10,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
-from ended_groups import end_groups
 from engines import batches_of, trained
 from engines import engine_of as engine_of_run
 from networks import gpt_steps
 from plain_mixture import PlainMixture
 from ranks import outcomes_on_ranks, require_passed
+from shared_groups import end_engines
 from tiny import tiny_plan, tiny_spec
 from torch.testing import assert_close
 
@@ -46,7 +46,7 @@ FLAGS = [
 SHARED = ["--moe-expert-parallel-size", "2"]
 DIVIDED = ["--tensor-model-parallel-size", "2"]
 FULL = ["--expert-tensor-parallel-size", "1"]
-LR, STEPS = 0.02, 3
+LR, STEPS = 0.02, 2
 fill = partial(initialise, seed=1, std=0.3, num_layers=2)
 
 
@@ -57,7 +57,7 @@ def micro_batch(number):
 
 def engine_of(*flags, device="cpu"):
     """Return an engine over all ranks, its plan and this rank's replica."""
-    end_groups()
+    end_engines()
     distributed.start("gloo")
     plan = tiny_plan(*FLAGS, *flags, world_size=dist.get_world_size(), device=device)
     parallel = plan.parallel
@@ -294,7 +294,6 @@ def experts_divided_over_replicas_tensor_ranks_and_stages_step_alike(rank):
 
 def experts_divided_over_the_parts_of_samples_step_alike(rank):
     given = [*FLAGS, *OF_8, "--seq-length", "6"]
-    end_groups()
     expected = trained(*given)
     for size, stage, *stages in (
         ("2", "0"),
@@ -305,14 +304,12 @@ def experts_divided_over_the_parts_of_samples_step_alike(rank):
         ("2", "0", *STAGES),
         ("2", "1", *STAGES),
     ):
-        end_groups()
         flags = ["--moe-expert-parallel-size", size, "--zero-stage", stage, *stages]
         found = trained(*given, "--ds-sequence-parallel-size", "2", *flags)
         for name in found:
             if ".experts." not in name and "query_key_value.bias" not in name:
                 assert_close(found[name], expected[name], rtol=1e-5, atol=1e-5, msg=str(flags))
     for stages in [], STAGES:
-        end_groups()
         flags = [*SHARED, "--ds-sequence-parallel-size", "2", "--bf16", *stages]
         found = trained(*given, *flags, steps=1)
         for name in "losses", "norms":
@@ -327,7 +324,6 @@ def a_nan_in_the_gradient_of_one_expert_refuses_the_step(rank):
         [*DIVIDED, "--zero-stage", "2"],
         [*DIVIDED, *OFFLOADED, "--zero-stage", "1"],
     ):
-        end_groups()
         engine, plan, groups = engine_of_run(*FLAGS, *OF_8, *SHARED, *flags)
         batches = batches_of(plan, groups)
         engine.train_batch(batches)
@@ -376,7 +372,6 @@ def require_same_norms(*layouts):
 
 
 def the_loss_of_a_global_batch_counts_the_choices_of_all_replicas(rank):
-    end_groups()
     distributed.start("gloo")
     spec = tiny_spec(num_experts=(4, 4))
     balancing = ("--moe-router-load-balancing-type", "global_aux_loss", "--moe-loss-coeff", "1")

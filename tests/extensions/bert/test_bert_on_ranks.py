@@ -8,7 +8,6 @@ from functools import partial
 
 import pytest
 import torch
-from ended_groups import end_groups
 from one_process import MICRO_BATCHES, PIPELINE, TENSOR, Layout, Network
 from ranks import outcomes_on_ranks, require_passed
 
@@ -56,9 +55,7 @@ def experts_train_alike_over_replicas_and_tensor_ranks(rank):
     experts = ["--num-experts", "2", "--expert-interval", "1", "--moe-train-capacity-factor", "4"]
     experts += ["--pad-vocab-size-to", "16"]
     steps, _ = NETWORK.trained(*experts)
-    end_groups()
     others, _ = NETWORK.trained(*experts, TENSOR, "2")
-    end_groups()
     for (loss, terms, _), (other, other_terms, _) in zip(steps, others, strict=True):
         assert loss == pytest.approx(other, rel=1e-3)
         assert terms == pytest.approx(other_terms, rel=1e-3)
