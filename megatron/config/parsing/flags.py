@@ -214,7 +214,9 @@ def add_section(
         first: the group of the fields in `basics`, if there is one.
         is_shown: whether the help lists the other fields.
     """
-    group = parser.add_argument_group(title_of(section), about(section)) if is_shown else parser
+    shown = (title_of(section), about(section)) if is_shown else ()
+    # Not to the parser itself, which would prepare a help text for each flag.
+    group = parser.add_argument_group(*shown)
     is_own = is_own_section(section)
     if is_own:
         raise_if_any(_own_problems(parser, section))
