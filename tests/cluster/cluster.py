@@ -28,6 +28,10 @@ NODES = ("n1", "n2")
 READ_ONLY = "read-only-on-n2"
 TIMEOUT_S = 600
 _START_TIMEOUT_S = 240
+# What SLURM's jobs start: each node has its own.
+_PYTHON = """#!/bin/sh
+exec "{folder}/$(hostname)-programs/python" "$@"
+"""
 
 # Nodes 3 to 128 do not run: jobs of their size are accepted, and would wait.
 _CONF = """
@@ -93,6 +97,10 @@ done
 _NODE = """
 hostname "$1"
 if [ "$1" = n2 ]; then mount -t tmpfs -o ro none "$READ_ONLY"; fi
+programs=$PWD/$1-programs
+rm -rf "$programs"
+PYTHONPATH=$MODULES_OF_TESTS "$EXECUTABLE" "$SERVES_PYTHON" "$programs" &
+until [ -x "$programs/python" ]; do sleep 0.05; done
 exec slurmd -D -N "$1"
 """
 
@@ -218,6 +226,8 @@ def running_cluster(jobs: Path) -> Iterator[Cluster]:
     (folder / "hosts").write_text(f"127.0.0.1 localhost {socket.gethostname()} n1 n2\n")
     (folder / "munge.key").write_bytes(os.urandom(64))
     (folder / "munge.key").chmod(0o400)
+    (folder / "python").write_text(_PYTHON.format(folder=folder))
+    (folder / "python").chmod(0o755)
     (jobs / READ_ONLY).mkdir()
     of_a_job = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "PYTHONPATH")
     environment = {
@@ -227,7 +237,7 @@ def running_cluster(jobs: Path) -> Iterator[Cluster]:
     } | {
         "SLURM_CONF": str(folder / "slurm.conf"),
         "REPOSITORY": str(REPOSITORY),
-        "PYTHON": sys.executable,
+        "PYTHON": str(folder / "python"),
         "OMP_NUM_THREADS": "1",
     }
     with (folder / "keeper.log").open("wb") as log:
@@ -237,7 +247,14 @@ def running_cluster(jobs: Path) -> Iterator[Cluster]:
                 *("bash", "-c", _KEEPER),
             ],
             cwd=folder,
-            env=environment | {"NODE": _NODE, "READ_ONLY": str(jobs / READ_ONLY)},
+            env=environment
+            | {
+                "NODE": _NODE,
+                "READ_ONLY": str(jobs / READ_ONLY),
+                "EXECUTABLE": sys.executable,
+                "MODULES_OF_TESTS": os.pathsep.join(filter(None, sys.path)),
+                "SERVES_PYTHON": str(Path(__file__).with_name("node_python.py")),
+            },
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=subprocess.STDOUT,

@@ -13,7 +13,7 @@ from typing import Any
 
 from forks import Descriptor, exit_codes, run_script
 
-TIMEOUT_S = 300
+TIMEOUT_S = 600
 
 # Programs that are no files, modules or standard input, as in `python -c`, go to the interpreter.
 _PROGRAM = """#!{python} -IS
