@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forked import without_head_start
 from small_job import Job
 from starting import (
     Ended,
@@ -148,7 +149,7 @@ def test_a_rank_that_dies_before_the_first_step_is_named_without_a_limit_for_han
 def test_tokens_outside_the_vocabulary_are_of_the_files_that_flags_name(
     job_of_two: Job, tmp_path: Path
 ) -> None:
-    ended = job_of_two.run(tmp_path / "save", "--vocab-size", "30")
+    ended = job_of_two.run(tmp_path / "save", "--vocab-size", "30", setup=without_head_start)
     assert set(ended.codes) == {ExitCode.MISUSED}, ended.outputs
     assert "is not in the vocabulary of 3" in "\n".join(ended.outputs)
 
