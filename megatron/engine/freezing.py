@@ -18,14 +18,20 @@ _HEAD, _POOLER = "classification_head.", "pooler."
 _SHOWN = 3
 
 
-def freeze(model: nn.Module, plan: OptimizerPlan, module_name: Callable[[str], str] = str) -> None:
+def freeze(
+    model: nn.Module,
+    plan: OptimizerPlan,
+    module_name: Callable[[str], str] = str,
+    *,
+    adapters_only: bool = False,
+) -> None:
     """Freeze the parameters that the plan does not train.
 
-    BitFit trains biases, a network with LoRA adapters these; both also train the head of a downstream
-    task with its pooler, which a pretrained network may lack. Parameters that --freeze matches are
-    frozen in any case.
+    BitFit trains biases, LoRA adapters; both also train the head of a downstream task with its pooler,
+    which a pretrained network may lack. Parameters that --freeze matches are frozen in any case.
 
     Args:
+        adapters_only: whether the network has LoRA adapters, here or on other pipeline stages.
         module_name: returns the layout-independent name of a parameter, which --freeze matches.
 
     Raises:
@@ -38,10 +44,9 @@ def freeze(model: nn.Module, plan: OptimizerPlan, module_name: Callable[[str], s
     names = [name for name, _ in model.named_parameters()]
     # In the pretraining of an encoder the pooler is one layer of the network among others.
     heads = (_HEAD, _POOLER) if any(_HEAD in name for name in names) else ()
-    has_adapters = any("lora_" in name for name in names)
     for name, parameter in model.named_parameters():
         chosen = name.endswith("bias") if plan.biases_only else "lora_" in name
-        chosen |= any(part in name for part in heads) or not (plan.biases_only or has_adapters)
+        chosen |= any(part in name for part in heads) or not (plan.biases_only or adapters_only)
         parameter.requires_grad_(chosen and not plan.freezes(module_name(name)))
     if plan.frozen:
         _require_equal_groups(model, plan, module_name)

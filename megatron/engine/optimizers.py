@@ -31,12 +31,13 @@ def engine_optimizer(
     tensor_group: dist.ProcessGroup,
     dtype: torch.dtype = torch.float32,
     module_name: Callable[[str], str] = str,
+    adapters_only: bool = False,
 ) -> torch.optim.Optimizer:
     """Freeze what is not trained, and return the optimizer of this rank's other parameters.
 
     See `megatron.engine.freezing.freeze` and build_optimizer.
     """
-    freeze(model, plan, module_name)
+    freeze(model, plan, module_name, adapters_only=adapters_only)
     if plan.impl == "deepspeed":
         optimizer = deepspeed_optimizer(model, plan, lr)
     else:

@@ -310,6 +310,7 @@ def _optimizer_builder(
         tensor_group=groups.tensor,
         dtype=TORCH_DTYPES[plan.precision.dtype],
         module_name=ParameterNames.of(plan.model).module,
+        adapters_only=plan.model.lora is not None,
     )
 
 

@@ -23,6 +23,7 @@ from megatron.config.architecture.counts import (
 )
 from megatron.config.architecture.options import DECODER
 from megatron.config.architecture.prediction import prediction_flops, prediction_weights
+from megatron.config.network.lora import LINEAR
 from megatron.config.network.model_spec import ModelSpec, flat
 from megatron.config.network.prediction import PredictionSpec
 from megatron.config.parallelism.recompute_plan import RecomputePlan
@@ -272,6 +273,10 @@ class Architecture:
     def branches(self, spec: ModelSpec, number: int) -> Branches:
         """Return the residual branches of the layer `number`, from 1 on; depths of prediction follow."""
         return Branches()
+
+    def linear_layers(self, spec: ModelSpec, number: int) -> Sequence[str]:
+        """Return the linear layers of the layer `number`, from 1 on, which may get adapters."""
+        return LINEAR
 
     def attended_pairs(self, spec: ModelSpec) -> int:
         """Return the pairs of a query and a key in all layers for one sample, masked ones too."""

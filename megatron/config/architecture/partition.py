@@ -1,7 +1,7 @@
 """Partition of a network's list of layers into pipeline stages."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import accumulate, pairwise
@@ -100,34 +100,43 @@ def _names(entry: Entry) -> tuple[str, ...]:
 
 
 def stage_problems(
-    parallel: ParallelPlan, entries: Sequence[Entry], layers_only: Mapping[str, bool]
+    parallel: ParallelPlan, entries: Sequence[Entry], trained: Mapping[str, Container[int]]
 ) -> Iterator[str]:
     """Yield why a partition method cannot divide a network into the stages of a pipeline.
 
     Args:
-        layers_only: by flag, whether it trains some weights of transformer layers in a way of their
-            own, so that each stage needs one.
+        trained: by flags that train some weights of layers alone, the numbers of these layers, of which
+            each stage needs one.
     """
     method, parts = parallel.partition_method, parallel.pipeline * parallel.chunks
-    if parallel.pipeline == 1 or parallel.split_rank or not method.startswith(("type:", LAYERS)):
-        return
-    if method.startswith("type:") and parts > (units := sum(unit_weights(method, entries))):
+    by_type = parallel.pipeline > 1 and not parallel.split_rank and method.startswith("type:")
+    if by_type and parts > (units := sum(unit_weights(method, entries))):
         yield (
             f"--pipeline-model-parallel-size {parallel.pipeline} makes {parts} stages or chunks, and "
             f"--pp-partition-method {method} counts {units} layers: one would be empty"
         )
         return
-    bounds = stage_bounds(method, entries, parts)
-    spans = [entries[start:stop] for start, stop in pairwise(bounds)]
-    kinds = [
-        {each.kind for span in spans[stage :: parallel.pipeline] for each in span}
+    spans = [entries[start:stop] for start, stop in pairwise(bounds_of(entries, parallel))]
+    stages = [
+        {
+            each.number
+            for span in spans[stage :: parallel.pipeline]
+            for each in span
+            if each.kind == "block"
+        }
         for stage in range(parallel.pipeline)
     ]
-    if empty := [number for number, found in enumerate(kinds) if "block" not in found]:
-        for flag in (flag for flag, is_given in layers_only.items() if is_given):
+    for flags, numbers in trained.items():
+        lacking = [
+            stage for stage, found in enumerate(stages) if not any(map(numbers.__contains__, found))
+        ]
+        if lacking and parallel.pipeline == 1:
+            yield f"{flags} trains no layer of this network: name others"
+        elif lacking:
             yield (
-                f"{flag} needs a transformer layer on each stage, and --pp-partition-method {method} "
-                f"leaves stage {empty[0]} without one: write type:{LAYER}, or fewer stages"
+                f"{flags} needs a layer to train on each stage, and --pp-partition-method {method} "
+                f"leaves stage {lacking[0]} without one: write type:{LAYER}, fewer stages, or train "
+                "other layers too"
             )
 
 

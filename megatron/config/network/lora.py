@@ -44,6 +44,11 @@ class LoraSpec(SpecPart):
         return lora_spec(config.lora)
 
     @property
+    def flags(self) -> str:
+        """The flags that choose the layers with adapters."""
+        return f"--lora-rank with --lora-target-modules {' '.join(self.lora_target_modules)}"
+
+    @property
     def scale(self) -> float:
         """Factor of the product of an adapter's matrices."""
         return self.lora_alpha / self.lora_rank

@@ -176,11 +176,12 @@ def _require_fitting_network(start: Start, model: ModelSpec, parallel: ParallelP
     config, tensor = start.config, parallel.tensor
     raise_if_any(size_problems(config.training, model.num_parameters))
     entries = entries_of_rank(start.network, model, parallel, mixed=start.precision.is_mixed)
-    layers_only = {
-        "--lora-rank": model.lora is not None,
-        "--bitfit": start.optimizer.biases_only,
-    }
-    raise_if_any(stage_problems(parallel, entries, layers_only))
+    numbers = [entry.number for entry in entries if entry.kind == "block"]
+    trained = {"--bitfit": numbers} if start.optimizer.biases_only else {}
+    if (lora := model.lora) is not None:
+        targets, layers_of = {*lora.lora_target_modules}, start.network.linear_layers
+        trained[lora.flags] = [each for each in numbers if targets & {*layers_of(model, each)}]
+    raise_if_any(stage_problems(parallel, entries, trained))
     raise_if_any(fp8_size_problems(config.precision, model, tensor=tensor))
 
 

@@ -1,6 +1,6 @@
 """Hybrid networks: layers of Mamba-2, Gated DeltaNet, attention, MLPs and experts by a pattern."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from megatron.config.architecture.counts import (
 from megatron.config.architecture.options import DECODER, STREAM
 from megatron.config.config import Config
 from megatron.config.network.experts import MoESpec
-from megatron.config.network.lora import LoraSpec
+from megatron.config.network.lora import LINEAR, LoraSpec
 from megatron.config.network.model_spec import OPTIONAL, ModelSpec, names_of
 from megatron.config.network_contract import Network
 from megatron.config.parallelism.recompute_plan import RecomputePlan
@@ -33,7 +33,7 @@ from megatron.extensions.hybrid.flags import (
     hybrid_problems,
     with_pattern,
 )
-from megatron.extensions.hybrid.pattern import ATTENTION
+from megatron.extensions.hybrid.pattern import ATTENTION, DELTA_NET, MAMBA
 
 _ABSENT = (name for part in {*OPTIONAL.values()} - {LoraSpec, MoESpec} for name in names_of(part))
 """Options of parts that are not built for hybrid networks."""
@@ -72,6 +72,11 @@ class HybridNetwork(Network):
         """Yield the sizes of a hybrid network that `tensor` ranks cannot divide."""
         hybrid, groups = spec.part(HybridSpec), spec.attention.num_query_groups
         return division_problems(hybrid, groups, tensor)
+
+    def linear_layers(self, spec: ModelSpec, number: int) -> Sequence[str]:
+        """Return the projections of a layer's mixer or of its MLP."""
+        mixes = spec.part(HybridSpec).kind_of(number) in (MAMBA, DELTA_NET, ATTENTION)
+        return LINEAR[:2] if mixes else LINEAR[2:]
 
     def branches(self, spec: ModelSpec, number: int) -> Branches:
         """Return the only residual branch of a layer."""

@@ -263,6 +263,16 @@ def test_sizes_have_megatrons_defaults():
         ("M*", ("--context-parallel-size", "2"), "--context-parallel-size 2 … recurrent"),
         ("G*", ("--ds-sequence-parallel-size", "2"), "--ds-sequence-parallel-size 2 … recurrent"),
         ("ME", (*EXPERTS, "--lora-rank", "2"), "--lora-rank and --num-experts exclude"),
+        (
+            "MM--",
+            ("--lora-rank", "2", "--pipeline-model-parallel-size", "2"),
+            "--lora-target-modules query_key_value needs a layer … leaves stage 1 without one",
+        ),
+        (
+            "MM*M",
+            ("--lora-rank", "2", "--lora-target-modules", "dense_h_to_4h"),
+            "--lora-target-modules dense_h_to_4h trains no layer of this network",
+        ),
         ("M*", ("--parallel-residual",), "--parallel-residual … hybrid"),
     ],
 )

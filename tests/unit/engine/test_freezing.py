@@ -4,6 +4,7 @@ import pytest
 from networks import gpt_steps
 from problems import problem
 from tiny import tiny_plan
+from torch import nn
 
 from megatron.checkpointing.parameter_names import ParameterNames
 from megatron.common.errors import ConfigError
@@ -22,7 +23,8 @@ def frozen_model(group, *flags):
         gpt_steps(decided.model, group=group, rng=OrdinaryStream(), mixed=False)
     )
     names = ParameterNames.of(decided.model).module
-    freeze(model, decided.optimizer, names)
+    lora = decided.model.lora
+    freeze(model, decided.optimizer, names, adapters_only=lora is not None)
     return decided, {names(name): p for name, p in model.named_parameters()}
 
 
@@ -83,3 +85,10 @@ def test_biases_and_adapters_may_be_frozen_too(group):
 def test_a_useless_pattern_is_refused(group, pattern, message):
     with problem(f"--freeze … {message}", ConfigError):
         frozen_model(group, "--freeze", pattern)
+
+
+def test_a_stage_without_adapters_trains_nothing_where_others_have_them(group):
+    decided, parameters = frozen_model(group)
+    model = nn.ParameterDict({name.replace(".", "_"): p for name, p in parameters.items()})
+    freeze(model, decided.optimizer, adapters_only=True)
+    assert not any(p.requires_grad for p in model.parameters())
