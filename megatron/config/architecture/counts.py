@@ -30,11 +30,11 @@ class Weights:
 
 @dataclass(frozen=True)
 class Branches:
-    """How often layers add to the residual stream, each time what linear layers make of its norm.
+    """How often layers add to the residual stream.
 
     Args:
-        attention: mixed values of attention.
-        others: of an MLP, experts, or anything else whose first linear layer reads the stream.
+        attention: outputs of self-attention.
+        others: outputs of anything else: an MLP, experts, a recurrence, cross-attention.
     """
 
     attention: int = 1

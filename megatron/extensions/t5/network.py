@@ -13,6 +13,7 @@ from megatron.config.architecture.architecture import (
     logits_entry,
 )
 from megatron.config.architecture.counts import (
+    Branches,
     Weights,
     attention_matrices,
     attention_weights,
@@ -155,6 +156,10 @@ class T5Network(Network):
     def _decoder_weights(self, spec: ModelSpec, tensor: int) -> Weights:
         norms = (spec.norm.per_layer + 1) * norm_width(spec, spec.hidden_size)
         return Weights(2 * attention_weights(spec, tensor) + norms + mlp_weights(spec, tensor))
+
+    def branches(self, spec: ModelSpec, number: int) -> Branches:
+        """Return the residual branches of a layer: in the decoder also of cross-attention."""
+        return Branches(others=1 if number <= spec.num_layers else 2)
 
     def attended_pairs(self, spec: ModelSpec) -> int:
         """Return the pairs of the encoder, and of both kinds of attention in the decoder."""
