@@ -23,9 +23,9 @@ from megatron.config.architecture.counts import (
 )
 from megatron.config.architecture.options import DECODER
 from megatron.config.architecture.prediction import prediction_flops, prediction_weights
-from megatron.config.network.lora import LINEAR
 from megatron.config.network.model_spec import ModelSpec, flat
 from megatron.config.network.prediction import PredictionSpec
+from megatron.config.network.spec_part import LINEAR_LAYERS
 from megatron.config.parallelism.recompute_plan import RecomputePlan
 
 Kind = Literal[
@@ -276,7 +276,7 @@ class Architecture:
 
     def linear_layers(self, spec: ModelSpec, number: int) -> Sequence[str]:
         """Return the linear layers of the layer `number`, from 1 on, which may get adapters."""
-        return LINEAR
+        return LINEAR_LAYERS
 
     def attended_pairs(self, spec: ModelSpec) -> int:
         """Return the pairs of a query and a key in all layers for one sample, masked ones too."""

@@ -3,7 +3,8 @@
 from collections.abc import Iterator, Sequence
 
 from megatron.config.checks.start import Start
-from megatron.config.network.lora import ALL, FUSED, LINEAR
+from megatron.config.network.lora import ALL, FUSED
+from megatron.config.network.spec_part import LINEAR_LAYERS
 from megatron.config.parsing.declaration import range_problems
 
 
@@ -30,8 +31,8 @@ def lora_problems(start: Start) -> Iterator[str]:
 def _target_problems(names: Sequence[str]) -> Iterator[str]:
     groups = {name: theirs for of in FUSED.values() for theirs in of for name in theirs}
     for name in names:
-        if name not in (*LINEAR, ALL, *groups):
-            known = ", ".join([*LINEAR, *groups, ALL])
+        if name not in (*LINEAR_LAYERS, ALL, *groups):
+            known = ", ".join([*LINEAR_LAYERS, *groups, ALL])
             yield f"--lora-target-modules {name} is not a linear layer; known are {known}"
     for theirs in dict.fromkeys(groups[name] for name in names if name in groups):
         if missing := [name for name in theirs if name not in names]:

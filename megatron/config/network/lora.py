@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from megatron.config.network.spec_part import SpecPart
+from megatron.config.network.spec_part import LINEAR_LAYERS, SpecPart
 from megatron.config.parsing.declaration import resolve, setting
 
 
@@ -54,10 +54,6 @@ class LoraSpec(SpecPart):
         return self.lora_alpha / self.lora_rank
 
 
-LINEAR = ("query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h")
-"""The linear layers of a transformer layer, front to back; layers that mix tokens in place of attention
-have adapters of their input and output projections where it has of the first two."""
-
 FUSED = {
     "query_key_value": (("q_proj", "k_proj", "v_proj"), ("c_attn",)),
     "dense": (("o_proj",), ("c_proj",)),
@@ -78,7 +74,7 @@ def lora_targets(names: Sequence[str] | None) -> tuple[str, ...]:
     given = {"query_key_value"} if names is None else set(names)
     return tuple(
         own
-        for own in LINEAR
+        for own in LINEAR_LAYERS
         if given & {own, ALL} or any(given.issuperset(theirs) for theirs in FUSED[own])
     )
 

@@ -8,6 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+LINEAR_LAYERS = ("query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h")
+"""The linear layers of a transformer layer, front to back. The first two also stand for the input and
+output projections of what mixes tokens in place of attention."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Product:

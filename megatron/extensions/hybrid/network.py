@@ -20,8 +20,9 @@ from megatron.config.architecture.counts import (
 from megatron.config.architecture.options import DECODER, STREAM
 from megatron.config.config import Config
 from megatron.config.network.experts import MoESpec
-from megatron.config.network.lora import LINEAR, LoraSpec
+from megatron.config.network.lora import LoraSpec
 from megatron.config.network.model_spec import OPTIONAL, ModelSpec, names_of
+from megatron.config.network.spec_part import LINEAR_LAYERS
 from megatron.config.network_contract import Network
 from megatron.config.parallelism.recompute_plan import RecomputePlan
 from megatron.config.parsing.flags import given_options
@@ -76,7 +77,7 @@ class HybridNetwork(Network):
     def linear_layers(self, spec: ModelSpec, number: int) -> Sequence[str]:
         """Return the projections of a layer's mixer or of its MLP."""
         mixes = spec.part(HybridSpec).kind_of(number) in (MAMBA, DELTA_NET, ATTENTION)
-        return LINEAR[:2] if mixes else LINEAR[2:]
+        return LINEAR_LAYERS[:2] if mixes else LINEAR_LAYERS[2:]
 
     def branches(self, spec: ModelSpec, number: int) -> Branches:
         """Return the only residual branch of a layer."""

@@ -4,7 +4,8 @@ import pytest
 from problems import problem
 from tiny import tiny_config, tiny_plan
 
-from megatron.config.network.lora import LINEAR, lora_targets
+from megatron.config.network.lora import lora_targets
+from megatron.config.network.spec_part import LINEAR_LAYERS
 from megatron.config.plan.validation import validate
 
 
@@ -12,7 +13,7 @@ from megatron.config.plan.validation import validate
     ("output", "layers"),
     [
         (None, ("query_key_value",)),
-        (["all-linear"], LINEAR),
+        (["all-linear"], LINEAR_LAYERS),
         (["down_proj", "v_proj", "q_proj", "k_proj"], ("query_key_value", "dense_4h_to_h")),
         (["c_proj"], ("dense", "dense_4h_to_h")),
         (["dense"], ("dense",)),
