@@ -12,7 +12,13 @@ from megatron.checkpointing.saved_run import (
     model_to_import,
     saved_progress,
 )
-from megatron.common.errors import CheckpointError, ConfigError, WrongDataError, near
+from megatron.common.errors import (
+    CheckpointError,
+    ConfigError,
+    UnreadableCheckpointError,
+    WrongDataError,
+    near,
+)
 from megatron.config.checks.start import Start
 from megatron.config.config import Config
 from megatron.config.data.corpora import prefixes_of
@@ -20,7 +26,7 @@ from megatron.config.data.objective import ObjectiveName
 from megatron.config.objectives import declaration_of, objective_tokenizer_arguments
 from megatron.config.plan.plan import resolve
 from megatron.config.plan.validation import validate
-from megatron.config.run.checkpoint import plan_checkpoint, replacement_problems
+from megatron.config.run.checkpoint import CheckpointPlan, plan_checkpoint, replacement_problems
 from megatron.config.run.evaluation import takes_steps
 from megatron.data.token_files.pair_files import existing_pair
 from megatron.training.checkpoints.checkpoint_fit import require_fit
@@ -112,10 +118,11 @@ def _path_problems(config: Config, objective: ObjectiveName) -> Iterator[str]:
     elif planned.load:
         yield from model_to_import(planned.load)
     if trains and planned.save and not config.guards.replay_step:
-        yield from _save_problems(planned.save)
+        problems = [*_save_problems(planned.save)]
         # Under --elastic a process that is left over may start after the run has saved.
-        if not config.parallel.elastic:
-            yield from replacement_problems(planned, published_tags(Path(planned.save)))
+        if not problems and planned.load != planned.save and not config.parallel.elastic:
+            problems = [*_replacement_problems(planned)]
+        yield from problems
 
 
 def _data_problems(config: Config, suffixes: Sequence[str]) -> Iterator[str]:
@@ -176,8 +183,17 @@ def _save_problems(directory: str) -> Iterator[str]:
         yield f"--save {save}: {there} is a file; give a directory"
     elif there and not os.access(there, os.W_OK | os.X_OK):
         yield f"--save {save}: nothing can be written to {there}; give another directory"
+    elif there == save and not os.access(save, os.R_OK):
+        yield f"--save {save} cannot be read; give another directory"
     elif is_model_of_transformers(save):
         yield (
             f"--save {save} is the folder of a model of Hugging Face (config.json and weights): give "
             "another directory; tools/convert_checkpoint/from_hf.py imports the model for --load"
         )
+
+
+def _replacement_problems(planned: CheckpointPlan) -> Iterator[str]:
+    try:
+        yield from replacement_problems(planned, published_tags(Path(planned.save)))
+    except UnreadableCheckpointError as error:
+        yield f"--save {planned.save}: {error}"

@@ -4,6 +4,7 @@ They are reported before torch is imported, all at once, and end with exit code 
 """
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -15,7 +16,13 @@ import pytest
 from checkpoints import write_checkpoint
 from tiny import tiny_argv, tiny_objective
 
-from megatron.common.errors import ConfigError, DataError, ExitCode, MegatronError
+from megatron.common.errors import (
+    ConfigError,
+    DataError,
+    ExitCode,
+    MegatronError,
+    UnreadableCheckpointError,
+)
 from megatron.config.config import parse_config
 from megatron.data.token_files.indexed_dataset import IndexedDatasetWriter
 from megatron.tokenizer.types.hugging_face import load_with_transformers
@@ -190,6 +197,30 @@ def test_a_right_command_has_no_problems(folder):
     flags = "--data-path corpus --load runs --save new/run --save-interval 5"
     config, _ = parse_config([*tiny_argv(*TOKENIZER), *flags.split()])
     require_startable(config, world_size=1, objective="gpt")
+
+
+def test_a_folder_that_cannot_be_read_is_listed_with_the_other_problems(folder, monkeypatch):
+    (folder / "runs" / "global_step5").mkdir()
+
+    def fail(directory):
+        raise UnreadableCheckpointError(f"{directory} cannot be read: Stale file handle")
+
+    monkeypatch.setattr("megatron.training.start_checks.published_tags", fail)
+    words = [*tiny_argv(*TOKENIZER), "--data-path", "corpus", "--save", "runs", "--clip-grad", "-1"]
+    found = message(words, 1)
+    assert "--clip-grad -1" in found
+    assert "--save runs: runs cannot be read: Stale file handle" in found
+    # A run that resumes from there does not read it for this.
+    words = [*tiny_argv(*TOKENIZER), "--data-path", "corpus", "--save", "runs", "--load", "runs"]
+    require_startable(parse_config(words)[0], world_size=1, objective="gpt")
+
+
+def test_a_folder_to_save_to_must_be_readable(folder, monkeypatch):
+    monkeypatch.setattr("os.access", lambda path, mode: not mode & os.R_OK)
+    words = [*tiny_argv(*TOKENIZER), "--data-path", "corpus", "--save", "runs"]
+    assert message(words, 1) == "--save runs cannot be read; give another directory"
+    words[-1] = "runs/new"
+    require_startable(parse_config(words)[0], world_size=1, objective="gpt")
 
 
 @pytest.mark.parametrize("checkpoint", ["global_step5", "initial/global_step5", "staging-initial"])
