@@ -4,8 +4,10 @@ JSON that repeats a flag is fine, JSON that contradicts it is an error that name
 absent keys are filled in from the flag, and known keys without a flag pass through untouched.
 """
 
+import difflib
 import json
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -57,7 +59,10 @@ def read_ds_config(file: str | None) -> dict[str, Any]:
 
 
 def checked_ds_config(file: str | None) -> tuple[dict[str, Any], list[str]]:
-    """Return the blocks of the user's JSON without unknown keys and wrong types, and all problems of it.
+    """Return the user's JSON without its wrong keys, and all problems of it.
+
+    Wrong are unknown keys, keys that stand twice and those of a value of a wrong type. A block whose
+    stage, switch or device is wrong is left out as well: other keys cannot be read without it.
 
     {} for a file that cannot be read, and when there is none.
     """
@@ -76,23 +81,46 @@ def checked_ds_config(file: str | None) -> tuple[dict[str, Any], list[str]]:
     if not isinstance(content, dict):
         return {}, [f"--deepspeed_config {file}: expected an object at the top"]
     problems = [
-        f"--deepspeed_config {file} is not JSON: the key {key} stands twice in one object"
-        for key in repeated
+        f"--deepspeed_config {file}: the key {key} stands twice in one object"
+        for key in dict.fromkeys(repeated)
     ]
-    right = {}
-    for key, value in content.items():
-        block = {key: value}
-        wrong = [*key_problems(block, file), *_type_problems(block, file)]
-        problems += wrong
-        right.update({} if wrong else block)
-    return right, problems
+    found = [(path, f"{path}: {problem}") for path, problem in key_problems(content)]
+    found += _type_problems(content)
+    problems += [f"--deepspeed_config {file}: {problem}" for _, problem in found]
+    return _without(content, {_left_out(path) for path, _ in found}), problems
+
+
+def _left_out(path: str) -> str:
+    """Return the path of what is not read because of the wrong key at `path`: the key, or its block."""
+    section, _, key = path.rpartition(".")
+    return section if section and _decides(key) else path
+
+
+def _decides(key: str) -> bool:
+    """Whether the meaning of a block depends on `key`, or on a key that it is a misspelling of."""
+    return bool(difflib.get_close_matches(key, ("stage", "enabled", "device"), n=1))
+
+
+def _without(block: Mapping[str, Any], wrong: Collection[str], section: str = "") -> dict[str, Any]:
+    """Return an object of the JSON without the dotted paths `wrong`.
+
+    Args:
+        section: the dotted path of `block`, with a dot at its end.
+    """
+    return {
+        key: _without(value, wrong, f"{section}{key}.") if isinstance(value, dict) else value
+        for key, value in block.items()
+        if f"{section}{key}" not in wrong
+    }
 
 
 def _object_of(pairs: list[tuple[str, Any]], repeated: list[str]) -> dict[str, Any]:
-    """Return an object of the JSON; its repeated keys are added to `repeated`."""
-    keys = [key for key, _ in pairs]
-    repeated += sorted({key for key in keys if keys.count(key) > 1})
-    return dict(pairs)
+    """Return an object of the JSON without its repeated keys, which are added to `repeated`."""
+    counts = Counter(key for key, _ in pairs)
+    twice = sorted(key for key, count in counts.items() if count > 1)
+    repeated += twice
+    left_out = counts if any(map(_decides, twice)) else twice
+    return {key: value for key, value in pairs if key not in left_out}
 
 
 _TYPES: dict[str, tuple[type, ...]] = {
@@ -130,13 +158,13 @@ _TYPES: dict[str, tuple[type, ...]] = {
 """Types of the keys that flags own, and of the objects that hold them."""
 
 
-def _type_problems(content: Mapping[str, Any], file: str) -> Iterator[str]:
+def _type_problems(content: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for key, types in _TYPES.items():
         value = value_at(content, key, ABSENT)
         # A bool is an int to Python, but not a number to a reader.
         if value is not ABSENT and type(value) not in types:
             wanted = " or ".join(kind.__name__ for kind in types).replace("dict", "object")
-            yield f"--deepspeed_config {file}: {key} is {json.dumps(value)}, expected {wanted}"
+            yield key, f"{key} is {json.dumps(value)}, expected {wanted}"
 
 
 def step_keys(*, batch: BatchPlan, clip_grad: float) -> list[OwnedKey]:

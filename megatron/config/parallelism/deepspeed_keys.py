@@ -176,18 +176,12 @@ def key_notices(content: Mapping[str, Any]) -> Iterator[str]:
         yield f"{older} in DeepSpeed's JSON is now {now}, which it sets"
 
 
-def key_problems(content: Mapping[str, Any], file: str) -> Iterator[str]:
-    """Yield every key of DeepSpeed's JSON that would have no effect, with the nearest known key.
+def key_problems(block: Mapping[str, Any], section: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the dotted path of every key of DeepSpeed's JSON that would have no effect, and its problem.
 
     Args:
-        content: the JSON.
-        file: its path, for the messages.
+        section: the dotted path of `block`.
     """
-    for path, problem in _unknown(content, ""):
-        yield f"--deepspeed_config {file}: {path}: {problem}"
-
-
-def _unknown(block: Mapping[str, Any], section: str) -> Iterator[tuple[str, str]]:
     for key, value in block.items():
         path = f"{section}.{key}" if section else key
         if path in _RENAMED:
@@ -197,7 +191,7 @@ def _unknown(block: Mapping[str, Any], section: str) -> Iterator[tuple[str, str]
         elif key not in SECTIONS[section]:
             yield path, "unknown key" + _hint(key, section)
         elif path in SECTIONS and isinstance(value, Mapping):
-            yield from _unknown(value, path)
+            yield from key_problems(value, path)
 
 
 def _hint(key: str, section: str) -> str:

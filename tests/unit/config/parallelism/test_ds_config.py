@@ -411,7 +411,7 @@ def test_offload_needs_nothing_compiled(decide):
         ("{", "ds.json is not JSON: "),
         ('{"a": ' + "[" * 100_000, "ds.json: its values are nested too deeply"),
         ("[1]", "ds.json: expected an object at the top"),
-        ('{"fp16": {}, "fp16": {}}', "ds.json is not JSON: the key fp16 stands twice"),
+        ('{"fp16": {}, "fp16": {}}', "ds.json: the key fp16 stands twice in one object"),
     ],
 )
 def test_what_is_no_object_is_refused(decide, text, message):
@@ -431,12 +431,54 @@ def test_all_problems_of_a_file_are_told_at_once(tmp_path):
         "the key bf16 stands twice",
         "foo: unknown key",
         "fp16.enabld",
-        "bf16 is 2",
         "stage is",
     )
     # An offload's device is not compared with a stage that could not be read.
     for part, line in zip((*named, "gradient_clipping is 0.5"), caught.value.problems, strict=True):
         assert part in line
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "named"),
+    [
+        (
+            '{"zero_optimization": {"stage": 3, "overlap_com": true}}',
+            "--remote-device cpu",
+            ["zero_optimization.overlap_com: unknown key; did you mean overlap_comm?"],
+        ),
+        (
+            '{"zero_optimization": {"stage": 3, "reduce_scatter": 1}}',
+            "--remote-device cpu",
+            ["zero_optimization.reduce_scatter is 1, expected bool"],
+        ),
+        (
+            '{"zero_optimization": {"stge": 3, "offload_param": {"device": "cpu"}}}',
+            "",
+            ["zero_optimization.stge: unknown key; did you mean stage?"],
+        ),
+        (
+            '{"zero_optimization": {"stage": 2, "stage": 3, "offload_param": {"device": "cpu"}}}',
+            "",
+            ["the key stage stands twice in one object"],
+        ),
+        (
+            '{"gradient_clipping": 0.5, "gradient_clipping": 0.5}',
+            "",
+            ["the key gradient_clipping stands twice in one object"],
+        ),
+        (
+            '{"aio": {"a": 1, "a": 2}, "pipeline": {"a": 1, "a": 2}}',
+            "",
+            ["the key a stands twice in one object"],
+        ),
+    ],
+)
+def test_a_wrong_key_is_the_one_problem(tmp_path, text, flags, named):
+    file = tmp_path / "ds.json"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        tiny_plan("--deepspeed_config", str(file), *flags.split())
+    assert [*caught.value.problems] == [f"--deepspeed_config {file}: {each}" for each in named]
 
 
 def test_a_missing_file_is_told():
