@@ -25,6 +25,7 @@ from megatron.config.config import (
     options_given,
     parse_config_for_checkpoint,
 )
+from megatron.config.data.tokenizer import without_idle_fields
 from megatron.config.objectives import objective_tokenizer_arguments
 from megatron.config.optimization.training import global_batch_size_of
 from megatron.config.parallelism.pipeline import flags_of_stages
@@ -75,11 +76,12 @@ def main(argv: Sequence[str]) -> None:
         {"planning": PlanningConfig},
         description=__doc__ or "",
     )
-    config, planning = (
-        with_some_data(config, config.plugins.objective or "gpt"),
-        sections["planning"],
-    )
+    planning = sections["planning"]
+    tokenizer, idle = without_idle_fields(config.tokenizer)
+    config = with_some_data(replace(config, tokenizer=tokenizer), config.plugins.objective or "gpt")
     raise_if_any([*_problems(planning), *(_layout_problems(config) if searches else ())])
+    for notice in idle:
+        print(notice)
     if planning.vocabulary is None:
         planning = replace(planning, vocabulary=_known_vocabulary(config))
     if planning.vocabulary is None:

@@ -1,7 +1,7 @@
 """Objectives as far as they need no torch: what each declares, its plan and checks of its flags."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from megatron.common.extensions import extensions_with, load_extension
@@ -9,11 +9,7 @@ from megatron.common.registry import OBJECTIVES
 from megatron.config.config import Config
 from megatron.config.data.corpora import data_problems, suffixes_of
 from megatron.config.data.objective import ObjectiveName, ObjectivePlan, plan_fim
-from megatron.config.data.tokenizer import (
-    TokenizerConfig,
-    idle_tokenizer_fields,
-    tokenizer_arguments,
-)
+from megatron.config.data.tokenizer import TokenizerConfig, tokenizer_arguments
 from megatron.config.parsing.declaration import range_problems
 from megatron.config.parsing.flags import given_options
 
@@ -158,8 +154,7 @@ def declaration_of(name: ObjectiveName) -> Declaration:
 def objective_tokenizer_arguments(config: TokenizerConfig, name: ObjectiveName) -> dict[str, Any]:
     """Return the arguments of `build_tokenizer` for an objective, with its defaults."""
     declared = declaration_of(name)
-    idle: dict[str, Any] = dict.fromkeys(idle_tokenizer_fields(config))
-    arguments = tokenizer_arguments(replace(config, **idle), default=declared.tokenizer)
+    arguments = tokenizer_arguments(config, default=declared.tokenizer)
     return {"vocab_extra_ids": declared.extra_ids, **arguments} if declared.extra_ids else arguments
 
 

@@ -9,27 +9,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from megatron.checkpointing.saved_run import (
-    checkpoint_flags,
-    lost_plugins,
-    source_of_sizes,
-)
-from megatron.common.errors import (
-    ConfigError,
-    ExitCode,
-    before_the_first_step,
-)
+from megatron.checkpointing.saved_run import checkpoint_flags, lost_plugins, source_of_sizes
+from megatron.common.errors import ConfigError, ExitCode, before_the_first_step
 from megatron.common.registry import OBJECTIVES
 from megatron.config.config import Config, options_given, parse_config
 from megatron.config.data.objective import ObjectiveName
+from megatron.config.data.tokenizer import without_idle_fields
 from megatron.config.objectives import declaration_of
 from megatron.training.loop.loop import Hook
 from megatron.training.prepare import local_save, prepare
-from megatron.training.process.environment import (
-    read_launch,
-    read_launcher,
-    start_name,
-)
+from megatron.training.process.environment import Launch, read_launch, read_launcher, start_name
 from megatron.training.process.failure import FailureFile
 from megatron.training.process.launchers import Launchers
 from megatron.training.process.restarts import refuse_repeated_failure, start_through_launcher
@@ -107,6 +96,8 @@ def train(
         MegatronError: a user error.
     """
     launcher = read_launcher()
+    tokenizer, idle = without_idle_fields(config.tokenizer)
+    config, notices = replace(config, tokenizer=tokenizer), [*notices, *idle]
     # A step that is taken again leaves no trace in the run's directory.
     with before_the_first_step():
         save = "" if config.guards.replay_step else local_save(config)
@@ -117,9 +108,7 @@ def train(
         FailureFile(save),
         rank=started.rank,
         launchers=Launchers(is_parent=bool(launcher.name)),
-        starting=StartingPeers(started.rank, start_name(started))
-        if started.processes > 1
-        else None,
+        starting=_starting_peers(started),
     )
     with watchdog.watching():
         limit_s = config.training.hang_timeout or 0
@@ -150,3 +139,8 @@ def train(
 
             release_spares(launch)
         return code
+
+
+def _starting_peers(started: Launch) -> StartingPeers | None:
+    """Return the watch over the other processes that a launcher starts; None without any."""
+    return StartingPeers(started.rank, start_name(started)) if started.processes > 1 else None

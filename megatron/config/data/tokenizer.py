@@ -1,7 +1,7 @@
 """The tokenizer: its flags, the arguments of build_tokenizer, and the padded vocabulary."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from megatron.common.registry import TOKENIZERS
@@ -90,16 +90,19 @@ _WITH_LEGACY = ("SentencePieceTokenizer", "Llama2Tokenizer")
 """Types whose tokens depend on --tokenizer-sentencepiece-legacy."""
 
 
-def idle_tokenizer_fields(config: TokenizerConfig) -> list[str]:
-    """Return the fields of TikTokenizer that are given beside another type, which has no use for them.
+def without_idle_fields(config: TokenizerConfig) -> tuple[TokenizerConfig, list[str]]:
+    """Return `config` without the flags of TikTokenizer beside another type, and a notice of each.
 
-    Scripts of Megatron-LM leave them there, where they have no effect either.
+    For runs and their plans: scripts of Megatron-LM give them there, where they have no effect
+    either. `build_tokenizer` refuses them.
     """
     kind = config.tokenizer_type
     if kind == "TikTokenizer" or TOKENIZERS.is_own(kind):
-        return []
+        return config, []
     names = (field.name for field in fields(config) if field.name.startswith("tiktoken_"))
-    return [name for name in names if getattr(config, name) is not None]
+    idle: dict[str, Any] = {name: None for name in names if getattr(config, name) is not None}
+    effect = "has no effect without --tokenizer-type TikTokenizer"
+    return replace(config, **idle), [f"--{name.replace('_', '-')} {effect}" for name in idle]
 
 
 def tokenizer_arguments(config: TokenizerConfig, *, default: str | None = None) -> dict[str, Any]:
@@ -201,9 +204,7 @@ def vocab_problems(tokenizer: TokenizerConfig, *, vocab_size: int) -> Iterator[s
 
 
 def vocab_notices(tokenizer: TokenizerConfig, *, padded: int) -> Iterator[str]:
-    """Yield notices about flags without effect, and about the padded vocabulary of `padded` rows."""
-    for name in idle_tokenizer_fields(tokenizer):
-        yield f"--{name.replace('_', '-')} has no effect without --tokenizer-type TikTokenizer"
+    """Yield notices about the padded vocabulary of `padded` rows."""
     pad_to = tokenizer.pad_vocab_size_to
     if pad_to and padded != pad_to:
         yield (

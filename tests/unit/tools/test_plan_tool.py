@@ -139,6 +139,16 @@ def test_the_vocabulary_is_that_of_the_file(tmp_path):
     assert "a vocabulary of 50,257 tokens is assumed" in run().stdout
 
 
+def test_flags_of_another_type_of_tokenizer_are_left_out_with_a_notice(tmp_path):
+    (tmp_path / "vocab.json").write_text(json.dumps({"<|endoftext|>": 0, "a": 1, "b": 2}))
+    (tmp_path / "merges.txt").write_text("")
+    files = [f"--vocab-file={tmp_path / 'vocab.json'}", f"--merge-file={tmp_path / 'merges.txt'}"]
+    done = run(*files, "--tiktoken-pattern", "v2")
+    assert done.returncode == 0, done.stderr
+    notice = "--tiktoken-pattern has no effect without --tokenizer-type TikTokenizer"
+    assert done.stdout.count(notice) == 1
+
+
 def test_weighted_data_need_not_be_there():
     done = run("--num-gpus", "8", "--train-weighted-split-paths", "ALL: 1 0:0.9 nowhere")
     assert done.returncode == 0, done.stderr

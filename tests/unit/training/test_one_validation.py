@@ -1,4 +1,4 @@
-"""One start validates its config once and reads DeepSpeed's JSON once."""
+"""One start validates its config once, reads DeepSpeed's JSON once, and keeps no idle flag."""
 
 import json
 from pathlib import Path
@@ -46,3 +46,20 @@ def test_a_start_validates_once_and_reads_the_json_once(tmp_path, monkeypatch):
         )
     assert reads.count(file) == 1
     assert len(checks) == 1
+
+
+def test_flags_of_another_type_of_tokenizer_are_left_out_with_a_notice(tmp_path, monkeypatch):
+    for suffix in (".bin", ".idx"):
+        (tmp_path / f"corpus{suffix}").write_bytes(b"")
+    started = []
+
+    def stop(start, *_, notices, **__):
+        started.append((start.config.tokenizer.tiktoken_pattern, [*notices]))
+        raise Planned
+
+    monkeypatch.setattr(pretrain, "pretrain", stop)
+    data = ("--data-path", str(tmp_path / "corpus"), "--tiktoken-pattern", "v2")
+    with pytest.raises(Planned):
+        train_from(tiny_argv(*TOKENIZER, *data), "gpt", description=None)
+    notice = "--tiktoken-pattern has no effect without --tokenizer-type TikTokenizer"
+    assert started == [(None, [notice])]
