@@ -308,7 +308,8 @@ def _legacy_lines(heading: str, column: str, has: Callable[[Legacy], bool]) -> I
     by_reason: dict[str, list[str]] = {}
     for flag in LEGACY:
         if not flag.becomes and has(flag):
-            by_reason.setdefault(flag.reason, []).append(f"`{flag.option}`")
+            only = f" (without {flag.only_with}: no effect)" if flag.only_with else ""
+            by_reason.setdefault(flag.reason + only, []).append(f"`{flag.option}`")
     yield f"{heading}\n"
     yield f"| flag | {column} |"
     yield "|---|---|"

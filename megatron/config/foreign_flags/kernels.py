@@ -53,8 +53,7 @@ PRECISION_FLAGS = (
         kitchen-recipe-number""",
     ),
     *refused(
-        "it has no effect without --fp8-format, which applies to all matrix products of the layers, "
-        "forward and backward: leave this flag out",
+        "no layer or product can be kept out of fp8: leave this flag out, or take --fp8-format out",
         """~fp8-wgrad fp8-output-proj first-last-layers-bf16 num-layers-at-start-in-bf16
         num-layers-at-end-in-bf16""",
         only_with="--fp8-format",

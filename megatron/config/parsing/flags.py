@@ -38,7 +38,7 @@ class Legacy:
         reason: one sentence: what happens instead, or what to write.
         takes: how many values follow it ("*": any number).
         refused: whether using it is an error; otherwise it is accepted and the reason printed.
-        only_with: our flag without which it is accepted all the same, as it has no effect.
+        only_with: our flag without which it is accepted with a notice: it has no effect then.
         becomes: by its value, "" without one, our flags that are read in its place; "" for a value
             that changes nothing here. {} stands for the value, and "*" for every other value. Values
             that it leaves out are refused with the reason.
@@ -177,7 +177,8 @@ def _add_all_legacy(
     for flag in legacy:
         is_given = plain(flag.option) in given_names and not parser.has_option(flag.option)
         if is_given and flag.only_with and plain(flag.only_with) not in given_names:
-            flag = replace(flag, refused=False)
+            reason = f"it has no effect without {flag.only_with}"
+            flag = replace(flag, refused=False, reason=reason)
         if is_shown or is_given:
             _add_legacy(group, flag, is_shown=is_shown)
             words = [word for word in words if not _turns_off(word, flag)]
