@@ -52,7 +52,7 @@ from megatron.inference.engine.decode_graphs import decode_capture
 from megatron.inference.engine.model_runner import ModelRunner
 from megatron.inference.loading.model_source import (
     ModelSource,
-    recorded_tokenizer,
+    tokenizer_advice,
     tokenizer_arguments_of,
 )
 from megatron.tensor_parallel.dtypes import TORCH_DTYPES
@@ -61,7 +61,7 @@ from megatron.tensor_parallel.object_collectives import agree_on_failure
 from megatron.tensor_parallel.process_groups import Groups, build_groups, control_group, lone_group
 from megatron.tensor_parallel.rendezvous import rendezvous
 from megatron.tensor_parallel.topology import Topology
-from megatron.tokenizer.build import build_tokenizer
+from megatron.tokenizer.build import build_tokenizer, tokenizer_problems
 from megatron.tokenizer.chat import read_chat_template
 from megatron.tokenizer.chat_prompt import ChatPrompts
 from megatron.tokenizer.types.options import keywords
@@ -294,15 +294,16 @@ def tokenizer_and_spec(source: ModelSource) -> tuple[Tokenizer, ModelSpec]:
     """Return the tokenizer and the model's spec, which must equal the training run's spec."""
     config, manifest = source.config, source.manifest
     objective = manifest.objective.name
+    arguments = tokenizer_arguments_of(source, objective)
+    if problems := [*tokenizer_problems(**arguments)]:
+        raise ConfigError(*problems, *tokenizer_advice(source, arguments))
     try:
-        tokenizer = build_tokenizer(**tokenizer_arguments_of(source, objective))
+        tokenizer = build_tokenizer(**arguments)
     except DataError as error:
         raise WrongDataError(
             f"{error} (tokenizer flags that are not on the command line come from "
             f"{source.folder}: give --vocab-file and the like with the present paths)"
         ) from error
-    except ConfigError as error:
-        raise ConfigError(*error.problems, recorded_tokenizer(source)) from error
     spec = plan_model(
         with_network(config, manifest.spec),
         vocab_size=tokenizer.vocab_size,

@@ -3,7 +3,7 @@
 Needs no torch for a checkpoint.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -17,11 +17,12 @@ from megatron.checkpointing.manifest import (
     published_tags,
     read_manifest,
 )
-from megatron.checkpointing.remote import local_checkpoint
+from megatron.checkpointing.remote import local_checkpoint, remote_tags, url_of
 from megatron.common.errors import (
     CheckpointError,
     ConfigError,
     WrongCheckpointError,
+    may_pass,
     near,
     raise_if_any,
 )
@@ -56,6 +57,7 @@ class ModelSource:
         folder: a checkpoint, or a model in transformers' format.
         manifest: of the checkpoint, or of the import of the transformers model.
         own: the tool's config sections, by name.
+        given: names of the flags on the command line.
         weights: opens the weights.
     """
 
@@ -63,6 +65,7 @@ class ModelSource:
     manifest: Manifest
     config: Config
     own: Mapping[str, Any]
+    given: Collection[str]
     weights: Weights
 
 
@@ -101,7 +104,9 @@ def read_model_source(
         for section, fields in manifest.config.items()
     }
     config, own = parse(argv, trained)
-    return ModelSource(folder=folder, manifest=manifest, config=config, own=own, weights=weights)
+    return ModelSource(
+        folder=folder, manifest=manifest, config=config, own=own, given=given, weights=weights
+    )
 
 
 def tokenizer_arguments_of(source: ModelSource, objective: ObjectiveName) -> dict[str, Any]:
@@ -116,14 +121,18 @@ def tokenizer_arguments_of(source: ModelSource, objective: ObjectiveName) -> dic
     return arguments
 
 
-def recorded_tokenizer(source: ModelSource) -> str:
-    """Return which tokenizer the checkpoint records, and what to write for it or for another one."""
-    manifest = source.manifest
-    kind = manifest.tokenizer.tokenizer_type or declaration_of(manifest.objective.name).tokenizer
-    return (
-        f"{source.folder} records --tokenizer-type {kind}: leave the flags of the tokenizer out to take "
-        "it as recorded, or write --tokenizer-type too to take another one"
-    )
+def tokenizer_advice(source: ModelSource, arguments: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what to write where flags of another tokenizer are given without --tokenizer-type.
+
+    Args:
+        arguments: of `build_tokenizer`.
+    """
+    if "tokenizer_type" not in source.given and not arguments.keys().isdisjoint(source.given):
+        yield (
+            f"the tokenizer of {source.folder} is of --tokenizer-type {arguments['tokenizer_type']}: "
+            "leave the flags of the tokenizer out to take it, or write --tokenizer-type too to take "
+            "another one"
+        )
 
 
 def _model_in(directory: Path) -> tuple[Path, Manifest, Weights]:
@@ -163,12 +172,24 @@ def _damage_names_others(folder: Path) -> Iterator[None]:
     try:
         yield
     except CheckpointError as error:
-        if type(error) is not CheckpointError:
+        if error.is_final or may_pass(error):
             raise  # of another version, or on a disk that cannot be read
-        others = [tag for tag in published_tags(folder.parent) if tag != folder.name]
+        others = _others_beside(folder)
         remedy = (
-            f"write --load {folder.parent / others[0]} to take another checkpoint of the run"
+            f"try --load {others[0]}, another checkpoint of the run"
             if others
-            else "copy it again from where it is intact: there is no other checkpoint beside it"
+            else "copy it again from where it is intact"
         )
         raise CheckpointError(f"{error}; {remedy}") from error
+
+
+def _others_beside(folder: Path) -> list[str]:
+    """Return the other checkpoints of the run as --load takes them, newest first; [] if not known."""
+    if url_of(folder):
+        return []  # the one checkpoint at its URL
+    url = url_of(folder.parent)
+    try:
+        tags = remote_tags(url) if url else published_tags(folder.parent)
+    except (OSError, CheckpointError):
+        return []
+    return [f"{url or folder.parent}/{tag}" for tag in tags if tag != folder.name]

@@ -14,6 +14,7 @@ from tiny import tiny_plan
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from megatron.common.errors import CheckpointError, DataError
+from megatron.inference.loading import model_source
 from megatron.tensor_parallel.linear import is_adapter
 
 FILE = Path(__file__).resolve().parents[3] / "tools" / "generate_samples_gpt.py"
@@ -234,8 +235,14 @@ def test_what_cannot_be_read_is_reported(generate, tool, tmp_path):
         tool(["--version"])
     with pytest.raises(CheckpointError, match=r"--hidden-size +8 +16"):
         generate("--prompt", "1", "--hidden-size", "16")
-    with problem("records --tokenizer-type NullTokenizer … leave the flags"):
-        generate("--prompt", "1", "--merge-file", str(tmp_path / "prompts"))
+    advice = "the tokenizer of … is of --tokenizer-type NullTokenizer … leave the flags"
+    for words in (["--merge-file", str(tmp_path / "prompts")], ["--tiktoken-pattern", "v2"]):
+        with problem(advice) as caught:
+            generate("--prompt", "1", *words)
+        assert f"{words[0]} means nothing to" in str(caught.value)
+        with problem(f"{words[0]} means nothing to") as caught:
+            generate("--prompt", "1", *words, "--tokenizer-type", "NullTokenizer")
+        assert "leave the flags" not in str(caught.value)
 
 
 def test_damage_names_what_to_load_instead(tool, trained, tmp_path):
@@ -246,14 +253,29 @@ def test_damage_names_what_to_load_instead(tool, trained, tmp_path):
     shutil.copytree(trained[0] / "global_step3", damaged)
     (file, *_) = damaged.glob("*_model_states.pt")
     file.write_bytes(file.read_bytes()[:-1])
-    with problem("bytes instead of … copy it again … no other checkpoint", CheckpointError):
+    with problem("bytes instead of … copy it again", CheckpointError):
         generate()
     shutil.copytree(damaged, tmp_path / "global_step2")
-    with problem(f"write --load {tmp_path / 'global_step2'} to take another", CheckpointError):
+    with problem(f"try --load {tmp_path / 'global_step2'}, another", CheckpointError):
         generate()
     (damaged / "manifest.json").write_text("{")
-    with problem(f"write --load {tmp_path / 'global_step2'} to take another", CheckpointError):
+    with problem(f"try --load {tmp_path / 'global_step2'}, another", CheckpointError):
         generate()
+
+
+def test_damage_names_others_at_the_url_not_in_its_mirror(monkeypatch, tmp_path):
+    (tmp_path / "url.json").write_text('{"url": "s3://bucket/run"}')
+    tags = ["global_step3", "global_step2"]
+    monkeypatch.setattr(model_source, "remote_tags", lambda url: tags)
+    others = model_source._others_beside
+    assert others(tmp_path / "global_step3") == ["s3://bucket/run/global_step2"]
+    assert others(tmp_path) == []  # the URL is of one checkpoint
+
+    def fail(_):
+        raise OSError("no connection")
+
+    monkeypatch.setattr(model_source, "remote_tags", fail)
+    assert others(tmp_path / "global_step3") == []
 
 
 def test_the_benchmark_compares_the_same_text(capsys):
