@@ -70,9 +70,13 @@ def with_progress(items: Iterable[T], title: str, total: int, unit: str) -> Iter
 
 
 def _terminal_bar(title: str, total: int, unit: str) -> "tqdm[Any] | None":
-    """Return a bar that work of less than a second does not show; None without a terminal."""
-    if not sys.stderr.isatty():
+    """Return a bar that work of less than a second does not show; None without a terminal.
+
+    None too where tqdm is switched off (TQDM_DISABLE).
+    """
+    if sys.stderr is None or not sys.stderr.isatty():
         return None
     from tqdm import tqdm
 
-    return tqdm(desc=title, total=total, unit=unit, unit_scale=unit == "B", leave=False, delay=1)
+    bar = tqdm(desc=title, total=total, unit=unit, unit_scale=unit == "B", leave=False, delay=1)
+    return None if bar.disable else bar

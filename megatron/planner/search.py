@@ -205,7 +205,7 @@ def _attempt(
 ) -> Fitting | str:
     """Return a layout with its estimate, or why it does not run on `device`."""
     decided = decide(layout)
-    if reason := _lack(decided, device):
+    if reason := _hardware_obstacle(decided, device):
         return reason
     peak_bytes = _peak_bytes(decided)
     if reason := _excess(peak_bytes, device):
@@ -230,7 +230,7 @@ def _is_tight(peak_bytes: int, device: Device) -> bool:
 
 def _has_room(plan: Plan, device: Device) -> bool:
     """Whether `plan` is sure to run on GPUs of this kind."""
-    return not (_lack(plan, device) or _is_tight(_peak_bytes(plan), device))
+    return not (_hardware_obstacle(plan, device) or _is_tight(_peak_bytes(plan), device))
 
 
 def _in_chunks(
@@ -379,11 +379,11 @@ def _uneven_reason(
 
 def obstacle(plan: Plan, device: Device) -> str | None:
     """Return why `plan` does not run on GPUs of this kind; None when it does."""
-    return _lack(plan, device) or _excess(_peak_bytes(plan), device)
+    return _hardware_obstacle(plan, device) or _excess(_peak_bytes(plan), device)
 
 
-def _lack(plan: Plan, device: Device) -> str | None:
-    """Return what GPUs of this kind, or stages, lack whatever the memory."""
+def _hardware_obstacle(plan: Plan, device: Device) -> str | None:
+    """Return why `plan` does not run on GPUs of this kind, apart from memory; None when it does."""
     if plan.precision.dtype == "bf16" and not device.has_bf16:
         return _no_bf16(device)
     for stage in stages_of(plan):

@@ -47,6 +47,22 @@ def test_items_are_counted_when_they_are_done(monkeypatch, clock, caplog):
     ]
 
 
+@pytest.mark.parametrize("stderr", [Terminal(), None])
+def test_without_bars_there_are_lines(monkeypatch, caplog, stderr):
+    import tqdm
+
+    class Disabled(tqdm.tqdm):
+        def __init__(self, **options):
+            super().__init__(**options, disable=True)
+
+    monkeypatch.setattr(tqdm, "tqdm", Disabled)  # as under TQDM_DISABLE, read at its import
+    monkeypatch.setattr("sys.stderr", stderr)
+    monkeypatch.setattr(progress, "EVERY_S", 0.0)
+    with caplog.at_level(logging.INFO, "megatron"), Progress("copy", 2, "files") as shown:
+        shown.add()
+    assert caplog.messages == ["copy: 1 of 2 files | done: 50.0% | left: 0 s"]
+
+
 def test_a_terminal_has_a_bar_and_no_lines(monkeypatch, caplog):
     stderr = Terminal()
     monkeypatch.setattr("sys.stderr", stderr)
