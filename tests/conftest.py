@@ -21,6 +21,7 @@ import torch.distributed as dist
 from hypothesis import HealthCheck, settings
 from shared_groups import open_groups
 
+from megatron.common.host_memory import available_bytes
 from megatron.tensor_parallel.process_groups import lone_group
 
 # Tensors here are tiny; more threads would only wait for each other.
@@ -29,7 +30,7 @@ torch.set_num_threads(1)
 # Tests write little, and flush it: in memory they do not wait for a disk. There tmp_path stays only
 # if its test fails (see pyproject.toml).
 with suppress(OSError):
-    if disk_usage("/dev/shm").free >= 4 << 30:
+    if disk_usage("/dev/shm").free >= 4 << 30 and available_bytes() >= 8 << 30:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/dev/shm")
 
 # Shells have background jobs ignore these, and children inherit that; tests of signals mean those of

@@ -10,6 +10,8 @@ import torch.distributed as dist
 _new_group = dist.new_group
 _shared: dict[str, dist.ProcessGroup] = {}
 """Those of runs in this process by their ranks, for the runs that follow."""
+_requests: list[str] = []
+"""Requests of this rank in which all ranks have to join, since they were last compared."""
 
 
 def shared_group(ranks: Sequence[int] | None = None, **options: Any) -> Any:
@@ -18,9 +20,23 @@ def shared_group(ranks: Sequence[int] | None = None, **options: Any) -> Any:
     To make one takes its ranks milliseconds of waiting for each other, and so does its end.
     """
     key = f"{ranks and list(ranks)} {options}"
+    if not options.get("use_local_synchronization"):
+        _requests.append(key)
     if key not in _shared:
         _shared[key] = _new_group(ranks, **options)
     return _shared[key]
+
+
+def differing_requests() -> str:
+    """Return which ranks have requested other groups than rank 0 since the last call; "" for none.
+
+    Where no group is shared, one that a rank leaves out hangs the others. All ranks must call this.
+    """
+    by_rank: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(by_rank, _requests)
+    _requests.clear()
+    differing = [rank for rank, requests in enumerate(by_rank) if requests != by_rank[0]]
+    return f"ranks {differing} requested other groups than rank 0: {by_rank}" if differing else ""
 
 
 def open_groups() -> list[dist.ProcessGroup]:

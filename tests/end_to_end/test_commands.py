@@ -10,12 +10,12 @@ from jobs import (
     Corpus,
     clean_environment,
     journal,
+    launched,
     losses,
     start,
     start_ranks,
     tool,
 )
-from ports import free_port
 
 from megatron.checkpointing.manifest import read_manifest
 
@@ -43,9 +43,8 @@ def test_the_deepspeed_command_with_pipeline_zero_and_ramp(corpus: Corpus, tmp_p
             }
         )
     )
-    done = start(
-        *(str(Path(sys.executable).with_name("deepspeed")), "--num_gpus", "2"),
-        *("--master_port", str(free_port()), PRETRAIN),
+    done = launched(
+        2,
         *("--tensor-model-parallel-size", "1", "--pipeline-model-parallel-size", "2"),
         *("--distributed-backend", "gloo"),
         *("--num-layers", "2", "--hidden-size", "64", "--num-attention-heads", "2"),

@@ -161,7 +161,10 @@ def in_fork(name, function, *words):
         function(*words)
         code = 0
     except SystemExit as end:
-        code = int(end.code or 0)
+        code = end.code or 0
+        if isinstance(code, str):
+            print(code, file=sys.stderr)
+            code = 1
     except BaseException:
         traceback.print_exc()
     finally:

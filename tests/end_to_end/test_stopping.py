@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +21,6 @@ from jobs import (
     start_ranks,
 )
 from ports import free_port
-from quick_python import write_launchers
 
 from megatron.checkpointing.manifest import damage, published_tags, read_manifest
 from megatron.common.errors import ExitCode
@@ -81,16 +81,15 @@ def wait_until(happens: Callable[[], object], log: Path) -> None:
 
 
 def test_a_signal_to_one_rank_saves_and_ends_all_with_the_code_of_going_on(
-    endless: list[str], tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+    endless: list[str], tmp_path: Path
 ) -> None:
     log = tmp_path / "log"
-    programs = write_launchers(tmp_path_factory.mktemp("launchers"), port=str(free_port()))
-    environment = clean_environment()
-    path = os.pathsep.join([str(programs), environment["PATH"]])
+    deepspeed = str(Path(sys.executable).with_name("deepspeed"))
+    words = ("--num_gpus", "2", "--master_port", str(free_port()), PRETRAIN, *endless)
     with log.open("wb") as stream:
         job = subprocess.Popen(
-            [programs / "deepspeed", "--num_gpus", "2", PRETRAIN, *endless],
-            env=environment | {"PATH": path},
+            [deepspeed, *words],
+            env=clean_environment(),
             stdout=stream,
             stderr=subprocess.STDOUT,
             start_new_session=True,

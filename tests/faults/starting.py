@@ -83,9 +83,7 @@ def die_in_place_of(moment: str, struck: int, rank: int, save: str) -> None:
     """Have the rank `struck` be killed where it would do `moment`, and the others follow it soon."""
     from megatron.training.process.watchdog import Watchdog
 
-    defaults = Watchdog.__init__.__kwdefaults__
-    assert defaults
-    defaults["peer_grace_s"] = 3.0
+    _set_default(Watchdog.__init__, "peer_grace_s", 3.0)
     in_place_of(moment, _die, struck, rank, save)
 
 
@@ -119,7 +117,12 @@ def nothing(rank: int, save: str) -> None:
     from megatron.tensor_parallel import rendezvous as meeting
 
     without_head_start(rank)
-    meeting.rendezvous.__kwdefaults__["patience"] = meeting.Patience(answer_s=5.0)
+    _set_default(meeting.rendezvous, "patience", meeting.Patience(answer_s=5.0))
+
+
+def _set_default(function: Any, name: str, value: Any) -> None:
+    assert name in function.__kwdefaults__
+    function.__kwdefaults__[name] = value
 
 
 def _rank(start: Start, port: int, rank: int, output: Path) -> None:

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from forks import become_own_process, server
-from shared_groups import end_engines, shared_group
+from shared_groups import differing_requests, end_engines, shared_group
 
 TIMEOUT_S = 600
 PASSED = "passed"
@@ -108,6 +108,8 @@ def _enter(
     )
     dist.new_group = shared_group
     body(rank, *words)
+    differing = differing_requests()
+    assert not differing, differing
     dist.destroy_process_group()
 
 
@@ -119,8 +121,14 @@ def _check_all(rank: int, checks: Sequence[Check], folder: Path) -> None:
             outcome = PASSED
         except Exception:
             outcome = traceback.format_exc()
-        with (folder / f"rank{rank}.jsonl").open("a") as stream:
-            stream.write(json.dumps([check.__name__, outcome]) + "\n")
-        assert outcome == PASSED, outcome
-        dist.barrier()  # a rank that leaves while another still connects a group ends that one
+        _record(folder / f"rank{rank}.jsonl", check, outcome)
+        # Also a barrier: a rank that leaves while another still connects a group ends that one.
+        _record(folder / f"rank{rank}.jsonl", check, differing_requests() or PASSED)
         end_engines()
+
+
+def _record(file: Path, check: Check, outcome: str) -> None:
+    """Append the outcome of `check`, in place of an earlier one; fail unless it is PASSED."""
+    with file.open("a") as stream:
+        stream.write(json.dumps([check.__name__, outcome]) + "\n")
+    assert outcome == PASSED, outcome

@@ -180,8 +180,10 @@ def experts_pass_through_layouts(rank):
 
 def latent_attention_passes_through_layouts(rank):
     experts = ["--num-experts", "4", "--moe-layer-freq", "[0,1]", "--disable-moe-token-dropping"]
+    # Four replicas accumulate two micro-batches in each step before a save.
+    flags = [*LATENT, *experts, "--global-batch-size", "8"]
     with shared_folder() as folder:
-        pass_through("fp32 latent", [*LATENT, *experts], 1e-5, folder, UNGROUPED)
+        pass_through("fp32 latent", flags, 1e-5, folder, UNGROUPED)
 
 
 def a_dynamic_loss_scale_passes_through_layouts(rank):

@@ -5,10 +5,11 @@ import os
 import shutil
 import signal
 import subprocess
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from bytes_tokenizer import BytesTokenizer
@@ -19,6 +20,8 @@ from megatron.data.preprocessing.preprocess import convert_share, merge_shards, 
 from megatron.data.preprocessing.preprocess_spec import PreprocessSpec
 
 CHANGES = ("replace", "unlink", "fsync", "mkdir", "truncate", "rmdir")
+SHARD = ("mkdir", "out.stage/")
+"""First change of a shard, with the beginning of its path."""
 
 
 @pytest.fixture
@@ -84,6 +87,24 @@ def dying(function, numbers, last):
     return call
 
 
+def changes_of(function, *words):
+    """Call `function`; return its changes of the disk, each with its arguments."""
+    changes = []
+
+    def recording(name, usual):
+        def call(*words, **named):
+            changes.append((name, *map(str, words)))
+            return usual(*words, **named)
+
+        return call
+
+    with ExitStack() as stack:
+        for name in CHANGES:
+            stack.enter_context(patch.object(os, name, recording(name, getattr(os, name))))
+        function(*words)
+    return changes
+
+
 def outputs():
     return {path.name: path.read_bytes() for path in Path().glob("out*") if path.is_file()}
 
@@ -95,18 +116,24 @@ def clear():
 
 @pytest.mark.parametrize("convert", [full, in_shards])
 def test_a_kill_at_any_change_of_the_disk_is_mended(spec, convert):
-    convert(spec)
+    changes = changes_of(convert, spec)
     newer = outputs()
     older = {name: b"older" for name in newer if name.startswith("out_")}
     assert len(newer) == 10
-    # Each shard has an odd number of changes: what is left out in one comes in the next.
-    for turn, change in enumerate(count(step=2)):
+    targets = [change[-1] for change in changes]
+    publishing = range(targets.index("out.stage/publish.json"), targets.index("out.bad") + 1)
+    kills = [(change, has_older) for change in publishing for has_older in (False, True)]
+    # Of other changes every second: what is left out in one shard comes in the next.
+    shards = [n for n, (name, path, *_) in enumerate(changes) if (name, path[:10]) == SHARD]
+    assert {number % 2 for number in shards} == {0, 1}
+    others = {*range(0, len(changes), 2)} - {*publishing}
+    kills += [(change, change % 4 == 2) for change in sorted(others)]
+    for change, has_older in kills:
         clear()
-        if turn % 2:  # there is another pair already
+        if has_older:  # there is another pair already
             for name, content in older.items():
                 Path(name).write_bytes(content)
-        if not is_killed_before(change, convert, spec):
-            break
+        assert is_killed_before(change, convert, spec)
         found = outputs()
         for key in "ab":
             if f"out_{key}_document.idx" in found:
@@ -116,7 +143,7 @@ def test_a_kill_at_any_change_of_the_disk_is_mended(spec, convert):
         convert(spec)
         assert outputs() == newer, change
         assert not Path("out.stage").exists()
-    assert change > 80
+    assert len(changes) > 80
 
 
 def test_a_kill_while_older_work_is_thrown_away_mixes_nothing(spec):

@@ -35,6 +35,7 @@ from megatron.training.run import StepProgress, WatchedHook
 
 FORK = multiprocessing.get_context("fork")
 WAIT_S = 60
+POLL_S, patience_s = module._POLL_S, module._patience_s
 REPOSITORY = Path(__file__).resolve().parents[4]
 
 
@@ -194,6 +195,14 @@ def test_a_rank_of_a_larger_world_polls_the_disk_less_often(tmp_path, os_calls):
             time.sleep(0.05)
     # Once in 164 s, so that all of them together poll it 100 times a second.
     assert polls.count(f"{tmp_path}/8") >= 4 and polls.count(f"{tmp_path}/16384") <= 1
+
+
+def test_stacks_of_a_larger_world_are_waited_for_longer_than_its_ranks_poll(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_POLL_S", POLL_S)
+    found = [patience_s(Hangs(600.0, tmp_path, size)) for size in (1, 200, 16384)]
+    # Without a quarter of the timeout: 5 polls of a second, or 1.5 of 163.84 s.
+    assert [seconds - 150.0 for seconds in found] == pytest.approx([5.0, 5.0, 245.76])
+    assert patience_s(Hangs(2.0, tmp_path, 1)) == pytest.approx(5.5)
 
 
 def test_the_start_the_first_step_and_saves_may_take_longer(tmp_path, clock):
