@@ -13,10 +13,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs 
 
 import numpy as np
 
+from megatron.common import logging as log
 from megatron.common.cli import read_lines
 from megatron.common.errors import DataError, raise_if_any, reason
 from megatron.extensions.bert.inference_flags import FillMaskConfig, fill_mask_problems
 from megatron.inference.loading.model_source import read_model_source
+from megatron.training.process.environment import read_launch
 from megatron.training.process.launch import run_tool_or_rank
 
 if TYPE_CHECKING:  # torch takes seconds to import, and wrong flags are reported at once
@@ -25,6 +27,7 @@ if TYPE_CHECKING:  # torch takes seconds to import, and wrong flags are reported
 
 def main(argv: Sequence[str]) -> None:
     """Print the output of the BERT of the command line `argv` for each text."""
+    log.configure(read_launch(None).rank, sys.stderr)
     source = read_model_source(argv, {"fill_mask": FillMaskConfig}, description=__doc__)
     options: FillMaskConfig = source.own["fill_mask"]
     raise_if_any(fill_mask_problems(options))

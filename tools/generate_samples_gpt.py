@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # torch takes seconds to import, and wrong flags are reported
 
 def main(argv: Sequence[str]) -> None:
     """Generate samples by the command line `argv`."""
-    log.configure(read_launch(None).rank)
+    log.configure(read_launch(None).rank, sys.stderr)
     source = read_model_source(argv, {"generation": GenerationConfig}, description=__doc__)
     options: GenerationConfig = source.own["generation"]
     rows = max(source.config.training.micro_batch_size, options.beam_width or 0)

@@ -10,15 +10,18 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs from anywhere
 
+from megatron.common import logging as log
 from megatron.common.cli import read_lines
 from megatron.common.errors import raise_if_any
 from megatron.extensions.t5.inference_flags import TextToTextConfig, text_to_text_problems
 from megatron.inference.loading.model_source import read_model_source
+from megatron.training.process.environment import read_launch
 from megatron.training.process.launch import run_tool_or_rank
 
 
 def main(argv: Sequence[str]) -> None:
     """Print the text that the T5 of the command line `argv` generates for each input."""
+    log.configure(read_launch(None).rank, sys.stderr)
     source = read_model_source(argv, {"text_to_text": TextToTextConfig}, description=__doc__)
     options: TextToTextConfig = source.own["text_to_text"]
     raise_if_any(text_to_text_problems(options))

@@ -33,7 +33,7 @@ OUTPUT_FILES = ("genfile", "sample_input_file", "sample_output_file")
 
 def main(argv: Sequence[str]) -> None:
     """Generate by the command line `argv`."""
-    log.configure(read_launch(None).rank)
+    log.configure(read_launch(None).rank, sys.stderr)
     own = {"generation": GenerationConfig, "continuations": ContinuationsConfig}
     source = read_model_source(argv, own, description=__doc__)
     options: GenerationConfig = source.own["generation"]

@@ -12,6 +12,7 @@ from megatron.config.architecture.partition import bounds_of, entries_of_rank
 from megatron.config.flag_names import flag_and_value, is_in_weights
 from megatron.config.network.lora import LoraSpec
 from megatron.config.network.model_spec import NO_HEAD, defaults_of, names_of, spec_of
+from megatron.config.network_contract import is_chosen_by_flag
 from megatron.config.parallelism.layout import ParallelPlan
 
 _WIDTH = 40
@@ -407,6 +408,8 @@ def _differences(
                 flag_and_value(f"{section}.{name}", v, in_tokens=in_tokens)
                 for v in (saved, current)
             )
+            if name == "architecture" and any(map(is_chosen_by_flag, (saved, current))):
+                flag = "--network"
             yield Difference(flag, saved, current)
 
 

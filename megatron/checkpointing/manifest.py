@@ -109,14 +109,6 @@ def has_manifest(folder: Path) -> bool:
     return True
 
 
-def checkpoint_of(path: Path) -> Path:
-    """Return the newest checkpoint of the directory `path`, or `path` if it is one itself."""
-    if has_manifest(path):
-        return path
-    tags = published_tags(path)
-    return path / tags[0] if tags else path
-
-
 _ALGORITHMS: dict[str, Callable[[], Any]] = {
     "xxh3_128": xxhash.xxh3_128,
     "sha256": hashlib.sha256,

@@ -37,10 +37,7 @@ class _LineFormatter(logging.Formatter):
         return f"{record.levelname} [rank {self.rank}]: {text}"
 
 
-class _ToStdout(logging.StreamHandler):
-    def __init__(self) -> None:
-        super().__init__(sys.stdout)
-
+class _ToStream(logging.StreamHandler):
     def emit(self, record: logging.LogRecord) -> None:
         bars = sys.modules.get("tqdm") if self.stream.isatty() else None
         # A progress bar on the terminal makes room for the line, and is drawn again below it.
@@ -55,13 +52,16 @@ class _ToStdout(logging.StreamHandler):
         sys.exit(UNREAD)
 
 
-def configure(rank: int) -> None:
-    """Send this package's messages to stdout: all from rank 0, errors from the other ranks.
+def configure(rank: int, stream: TextIO | None = None) -> None:
+    """Send this package's messages to `stream`: all from rank 0, errors from the other ranks.
 
-    When stdout is a closed pipe, the next message leaves by SystemExit, with `UNREAD` as its code,
+    Args:
+        stream: stderr for tools that print their output to stdout (default: stdout).
+
+    When the stream is a closed pipe, the next message leaves by SystemExit, with `UNREAD` as its code,
     unless `keep_writable` of standard_streams.py was called before.
     """
-    handler = _ToStdout()
+    handler = _ToStream(stream or sys.stdout)
     handler.setFormatter(_LineFormatter(rank))
     logger = logging.getLogger("megatron")
     logger.handlers[:] = [handler]

@@ -24,6 +24,10 @@ _IN_TOKENS = {
 _DTYPES = "--bf16, --fp16"
 
 
+_WRITTEN = {("model.position_embedding", "learned"): "learned_absolute"}
+"""Values of flags by field and decision, where a decision has another name than the value."""
+
+
 def flag_and_value(field: str, value: Any, *, in_tokens: bool = False) -> tuple[str, Any]:
     """Return the flag that a decision comes from, or that would decide so, and its value there.
 
@@ -40,7 +44,9 @@ def flag_and_value(field: str, value: Any, *, in_tokens: bool = False) -> tuple[
     if is_off:
         return flag, None if value is None else _switch_text(not value)
     flag = _IN_TOKENS.get(field, flag) if in_tokens else flag
-    return flag, _switch_text(value) if isinstance(value, bool) else value
+    if isinstance(value, bool):
+        return flag, _switch_text(value)
+    return flag, _WRITTEN.get((field, value), value) if isinstance(value, str) else value
 
 
 def flag_of(field: str) -> str | None:

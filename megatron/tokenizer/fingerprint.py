@@ -25,8 +25,18 @@ _NOT_IN_HASH = ("arguments", "chat_template")
 
 _KEYS = {"arguments": "wishes"}  # keys in the file of the fields that have another name here
 
+_REMEDY_FLAGS = (
+    "vocab_file",
+    "merge_file",
+    "tokenizer_name_or_path",
+    "tokenizer_model",
+    "vocab_size",
+)
+"""Arguments that choose the vocabulary of a type."""
+
 _SENTINEL = re.compile("<extra_id_[0-9]+>")
 _SHOWN = 5  # differing tokens that a message names
+_WIDTH = 20  # characters of a token in a message
 
 # Plain text, old letters: its ids are the same for every version of Unicode and of the libraries.
 _PROBE = (
@@ -48,7 +58,7 @@ class TokenizerRecord:
     probe: Sequence[int]  # ids of a fixed text, which show how words are cut
     tokens: Sequence[str]  # text of each id; empty where ids have none
     arguments: Mapping[str, Any] = field(default_factory=dict)  # of `build_tokenizer`
-    chat_template: str = ""  # Jinja template of the messages; "": no messages, or unknown
+    chat_template: str | None = ""  # Jinja template of the messages; "": no messages; None: unknown
 
 
 def fingerprint(tokenizer: Tokenizer) -> str:
@@ -127,7 +137,7 @@ def read_record(prefix: str | Path) -> TokenizerRecord | None:
     arguments = content_of_file.get(_KEYS["arguments"])
     if isinstance(arguments, dict):
         record = replace(record, arguments=with_sentencepiece_form(arguments, is_legacy=True))
-    return replace(record, chat_template=content_of_file.get("chat_template", ""))
+    return replace(record, chat_template=content_of_file.get("chat_template"))
 
 
 def differences(stored: TokenizerRecord, current: TokenizerRecord) -> list[str]:
@@ -185,9 +195,26 @@ def require_same(prefix: str | Path, current: TokenizerRecord) -> None:
     stored = read_record(prefix)
     if stored is not None and (found := differences(stored, current)):
         raise WrongDataError(
-            f"{prefix}.bin was made with another tokenizer ({stored.name}) than the one of this "
-            f"run ({current.name}): {'; '.join(found)}"
+            f"{prefix}.bin was made with another tokenizer ({_name_of(stored)}) than the one of this "
+            f"run ({_name_of(current)}): {'; '.join(found)}{_remedy(stored)}"
         )
+
+
+def _name_of(record: TokenizerRecord) -> str:
+    """Return the type, where it is recorded, and the name of a tokenizer."""
+    kind = str(record.arguments.get("tokenizer_type", ""))
+    return record.name if record.name.startswith(kind) else f"{kind} {record.name}"
+
+
+def _remedy(record: TokenizerRecord) -> str:
+    """Return the flags that build the tokenizer of a record; "" where its type is not recorded."""
+    given = record.arguments
+    if "tokenizer_type" not in given:
+        return ""
+    files = (
+        f" --{name.replace('_', '-')} {given[name]}" for name in _REMEDY_FLAGS if given.get(name)
+    )
+    return f"; for these data write --tokenizer-type {given['tokenizer_type']}{''.join(files)}"
 
 
 def common_chat_template(prefixes: Iterable[str]) -> str:
@@ -220,10 +247,16 @@ def _lasting(value: Any) -> Any:
 
 def _differing_tokens(stored: Sequence[str], current: Sequence[str]) -> Iterator[str]:
     for i in range(max(len(stored), len(current))):
-        then = repr(stored[i]) if i < len(stored) else "missing"
-        now = repr(current[i]) if i < len(current) else "missing"
+        then = stored[i] if i < len(stored) else None
+        now = current[i] if i < len(current) else None
         if then != now:
-            yield f"id {i} was {then} and is {now} now"
+            yield f"id {i} was {_quoted(then)} and is {_quoted(now)} now"
+
+
+def _quoted(token: str | None) -> str:
+    if token is None:
+        return "missing"
+    return repr(token if len(token) <= _WIDTH else token[: _WIDTH - 1] + "…")
 
 
 def _probe(tokenizer: Tokenizer) -> list[int]:

@@ -13,7 +13,8 @@ from jobs import PRETRAIN, Corpus, clean_environment, start_ranks
 from ports import free_port
 from quick_python import write_launchers
 
-from megatron.checkpointing.manifest import checkpoint_of, read_manifest
+from megatron.checkpointing.manifest import read_manifest
+from megatron.checkpointing.newest import checkpoint_of
 from megatron.training.loop.journal import starts_of
 
 RUN = [

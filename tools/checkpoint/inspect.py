@@ -12,8 +12,9 @@ import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from megatron.checkpointing.manifest import Manifest, checkpoint_of, read_manifest
+from megatron.checkpointing.manifest import Manifest, read_manifest
 from megatron.checkpointing.megatron_lm.detect import system_of, title_of
+from megatron.checkpointing.newest import checkpoint_of
 from megatron.checkpointing.remote import local_checkpoint
 from megatron.common.cli import run_tool, with_flag
 from megatron.common.errors import WrongCheckpointError, near

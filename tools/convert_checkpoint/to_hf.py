@@ -11,8 +11,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs from anywhere
 
-from megatron.checkpointing.manifest import Manifest, checkpoint_of, read_manifest
+from megatron.checkpointing.manifest import Manifest, read_manifest
 from megatron.checkpointing.megatron_lm.detect import foreign_checkpoint_in, system_of
+from megatron.checkpointing.newest import checkpoint_of
 from megatron.checkpointing.remote import local_checkpoint, local_folder
 from megatron.common import logging as log
 from megatron.common.cli import run_tool
@@ -38,7 +39,8 @@ def main(argv: Sequence[str]) -> None:
     given = peek(argv)
     load, cache = given.get("load"), cache_of(urls_in(given))
     directory = local_checkpoint(load, cache) if load else None
-    saved = _manifest_in(directory) if directory else None
+    loaded = _checkpoint_in(directory) if directory else None
+    saved = loaded[1] if loaded else None
     modules = plugins_in(argv)
     load_plugins(modules)
     raise_if_any(missing_plugins(saved.config if saved else {}, modules))
@@ -60,13 +62,13 @@ def main(argv: Sequence[str]) -> None:
     arguments = objective_tokenizer_arguments(parsed["tokenizer"], objective)
     tokenizer = build_tokenizer(**arguments)
     template = read_chat_template(config.chat_template, None).source
-    source = checkpoint_of(directory or Path(config.load))
+    source, manifest = loaded or _checkpoint_in(Path(config.load))
     # Imported here, after flags are checked: torch takes seconds.
     from megatron.checkpointing.conversion.export import Export, ExportOptions, export
 
     job = Export(
         source=source,
-        manifest=read_manifest(source),
+        manifest=manifest,
         tokenizer=tokenizer,
         tokenizer_arguments=arguments,
         options=ExportOptions(
@@ -84,8 +86,8 @@ def main(argv: Sequence[str]) -> None:
     print(f"{config.save} holds {source} as {exported or config.exporter}")
 
 
-def _manifest_in(directory: Path) -> Manifest:
-    """Read the manifest of the newest checkpoint; refuse what another program wrote."""
+def _checkpoint_in(directory: Path) -> tuple[Path, Manifest]:
+    """Return the newest checkpoint and its manifest; refuse what another program wrote."""
     if system_of(directory) == "hugging_face":
         raise WrongCheckpointError(
             f"--load {directory} is in Hugging Face's format already (it has a config.json and no "
@@ -93,7 +95,8 @@ def _manifest_in(directory: Path) -> Manifest:
         )
     if foreign := foreign_checkpoint_in(directory):
         raise WrongCheckpointError(f"--load {directory} is {foreign}")
-    return read_manifest(checkpoint_of(directory))
+    folder = checkpoint_of(directory)
+    return folder, read_manifest(folder)
 
 
 def _tokenizer_of(given: Given, saved: Manifest) -> dict[str, object]:

@@ -14,13 +14,8 @@ from megatron.checkpointing.conversion.network import (
     parameters_of,
     partition_dims_of,
 )
-from megatron.checkpointing.manifest import (
-    CONVERTED_FROM,
-    Manifest,
-    checkpoint_of,
-    published_tags,
-    read_manifest,
-)
+from megatron.checkpointing.manifest import CONVERTED_FROM, Manifest, published_tags, read_manifest
+from megatron.checkpointing.newest import checkpoint_of
 from megatron.checkpointing.resharding.sharded_tensor import (
     FullCheckpoint,
     LazyParameters,

@@ -7,11 +7,12 @@ from pathlib import Path
 
 from megatron.checkpointing.conversion.network import manifest_of_import, parameters_of
 from megatron.checkpointing.hugging_face.import_model import ImportOptions, import_model
-from megatron.checkpointing.manifest import Manifest, checkpoint_of, parse_fields, read_manifest
+from megatron.checkpointing.manifest import Manifest, parse_fields, read_manifest
 from megatron.checkpointing.megatron_lm import bigscience, llama_meta, megatron, torch_dist
 from megatron.checkpointing.megatron_lm.detect import system_of, title_of
 from megatron.checkpointing.megatron_lm.foreign_checkpoint import ForeignCheckpoint
 from megatron.checkpointing.megatron_lm.megatron_files import write_megatron
+from megatron.checkpointing.newest import checkpoint_of
 from megatron.checkpointing.resharding.sharded_tensor import (
     FullCheckpoint,
     LazyParameters,

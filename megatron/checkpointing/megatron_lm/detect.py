@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from megatron.checkpointing.manifest import LATEST, MANIFEST, checkpoint_of
+from megatron.checkpointing.manifest import LATEST, has_manifest, published_tags
 from megatron.common.registry import LOADERS
 
 RESHARDABLE = "--dist-ckpt-optim-fully-reshardable"
@@ -45,7 +45,7 @@ def title_of(system: str) -> str:
 
 def system_of(path: Path) -> str | None:
     """Return a key of SYSTEMS or a name in LOADERS, or None."""
-    if (checkpoint_of(path) / MANIFEST).is_file():
+    if has_manifest(path) or published_tags(path):
         return "own"
     folder = _latest(path)
     shards = ("*.distcp", "iter_*/*.distcp")

@@ -3,6 +3,7 @@
 Needs no torch for a checkpoint.
 """
 
+import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -10,13 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from megatron.checkpointing.manifest import (
-    MANIFEST,
-    Manifest,
-    checkpoint_of,
-    published_tags,
-    read_manifest,
-)
+from megatron.checkpointing.manifest import MANIFEST, Manifest, published_tags, read_manifest
+from megatron.checkpointing.newest import checkpoint_of
 from megatron.checkpointing.remote import local_checkpoint, remote_tags, url_of
 from megatron.common.errors import (
     CheckpointError,
@@ -42,6 +38,7 @@ from megatron.config.run.urls import cache_of, urls_in
 if TYPE_CHECKING:
     from megatron.checkpointing.resharding.sharded_tensor import FullCheckpoint
 
+log = logging.getLogger(__name__)
 
 Weights = Callable[[], AbstractContextManager["FullCheckpoint"]]
 
@@ -104,6 +101,7 @@ def read_model_source(
         for section, fields in manifest.config.items()
     }
     config, own = parse(argv, trained)
+    log.info("loading %s", folder)
     return ModelSource(
         folder=folder, manifest=manifest, config=config, own=own, given=given, weights=weights
     )

@@ -16,6 +16,7 @@ from megatron.checkpointing.manifest import (
     tag_of,
 )
 from megatron.checkpointing.megatron_lm.detect import foreign_checkpoint_in
+from megatron.checkpointing.newest import warn_of_incomplete
 from megatron.checkpointing.publish import other_latest, restore_replaced
 from megatron.checkpointing.resharding.universal import is_universal, with_universal
 from megatron.common.errors import (
@@ -282,7 +283,8 @@ def _find(plan: Plan) -> list[str]:
         return [tag_of(requested.step)]
     if before := plan.guards.replay_step:
         return [tag for tag in tags if (iteration_of(tag) or 0) < before]
-    if tags and (latest := other_latest(directory, tags[0])):
+    is_named = bool(tags) and warn_of_incomplete(directory, tags[0])
+    if tags and not is_named and (latest := other_latest(directory, tags[0])):
         log.warning(
             "latest in %s names %s: the folders are authoritative, and the newest is %s; to resume "
             "from an older one, write --ckpt-step",

@@ -16,7 +16,8 @@ from transformers import (
     MegatronBertForPreTraining,
 )
 
-from megatron.checkpointing.manifest import checkpoint_of, read_manifest
+from megatron.checkpointing.manifest import read_manifest
+from megatron.checkpointing.newest import checkpoint_of
 from megatron.checkpointing.resharding.universal import read_checkpoint
 from megatron.common.errors import WrongCheckpointError
 from megatron.config.config import parse_config

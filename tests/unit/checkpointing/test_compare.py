@@ -32,6 +32,15 @@ def test_the_same_run_resumes():
     require_same(saved("--bf16"), saved("--bf16"), "runs/global_step5")
 
 
+def test_another_network_is_named_by_the_flag_that_chooses_it():
+    hybrid, gpt, bert = ({"model": {"architecture": name}} for name in ("hybrid", "gpt", "bert"))
+    for then, now in ((hybrid, gpt), (gpt, hybrid)):
+        with pytest.raises(CheckpointError, match=r"\n  --network +\w+ +\w+$"):
+            require_same_model(then, now, "f")
+    with pytest.raises(CheckpointError, match=r"\n  --objective +bert +gpt$"):
+        require_same_model(bert, gpt, "f")
+
+
 def test_a_network_of_an_older_version_resumes():
     names = defaults_of().keys()
     older = saved("--position-embedding-type", "rotary")

@@ -21,6 +21,7 @@ from megatron.checkpointing.manifest import (
     seal_json,
     write_manifest,
 )
+from megatron.checkpointing.newest import checkpoint_of
 from megatron.checkpointing.train_state import TrainState
 from megatron.common.errors import CheckpointError
 from megatron.common.version import CHECKPOINT_FORMAT
@@ -143,6 +144,20 @@ def test_every_missing_file_is_found(tmp_path, manifest):
         f"{tmp_path}/a.pt is missing",
         f"{tmp_path}/b.pt is missing",
     ]
+
+
+def test_tools_name_a_newer_checkpoint_without_a_manifest(tmp_path, caplog):
+    for step in (5, 10, 15):
+        (tmp_path / f"global_step{step}").mkdir()
+    (tmp_path / "global_step10" / MANIFEST).touch()
+    (tmp_path / "global_step20").touch()  # a file was never a checkpoint
+    assert checkpoint_of(tmp_path) == tmp_path / "global_step10"
+    assert caplog.messages == [
+        f"{tmp_path}/global_step15 has no manifest.json and is passed over: it was not saved "
+        "completely, or is damaged; the newest complete one is global_step10"
+    ]
+    assert checkpoint_of(tmp_path / "global_step10") == tmp_path / "global_step10"
+    assert len(caplog.messages) == 1
 
 
 def test_a_folder_without_a_manifest_is_no_checkpoint(tmp_path):

@@ -74,6 +74,7 @@ def test_the_network_is_told_by_its_flags():
         ("model.linear_bias", False, ("--disable-bias-linear", "given")),
         ("model.linear_bias", None, ("--disable-bias-linear", None)),
         ("model.qkv_bias", True, ("--add-qkv-bias", "given")),
+        ("model.position_embedding", "learned", ("--position-embedding-type", "learned_absolute")),
         ("precision.dtype", "bf16", ("--bf16, --fp16", "bf16")),
         ("schedule.peak", 0.1, ("--lr", 0.1)),
     ],

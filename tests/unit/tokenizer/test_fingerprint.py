@@ -1,6 +1,7 @@
 """Records of which tokenizer made the data."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from problems import problem
@@ -141,6 +142,22 @@ def test_data_of_another_tokenizer_are_an_error(gpt2, tmp_path):
     message = "data.bin … another tokenizer … vocab.json … NullTokenizer"
     with problem(message, DataError):
         require_same(tmp_path / "data", describe(NullTokenizer(5)))
+
+
+def test_the_message_has_both_types_short_tokens_and_the_flags_of_the_data(gpt2, tmp_path):
+    files = {"vocab_file": "/x/vocab.json", "merge_file": "/x/merges.txt"}
+    made_by = describe(gpt2, {"tokenizer_type": "GPT2BPETokenizer"} | files)
+    record_path(tmp_path / "data").write_text(to_text(made_by))
+    now = describe(NullTokenizer(5), {"tokenizer_type": "NullTokenizer", "vocab_size": 5})
+    now = replace(now, name="digits.json", tokens=["{" * 11_000])
+    words = "(GPT2BPETokenizer … vocab.json) … run (NullTokenizer digits.json)"
+    with problem(words, DataError) as it:
+        require_same(tmp_path / "data", now)
+    assert f"is '{'{' * 19}…' now, " in str(it.value)
+    assert str(it.value).endswith(
+        "; for these data write --tokenizer-type GPT2BPETokenizer --vocab-file /x/vocab.json "
+        "--merge-file /x/merges.txt"
+    )
 
 
 @pytest.mark.parametrize(

@@ -245,6 +245,14 @@ def test_what_cannot_be_read_is_reported(generate, tool, tmp_path):
         assert "leave the flags" not in str(caught.value)
 
 
+def test_the_log_names_the_checkpoint_apart_from_the_generated_text(generate, trained, capsys):
+    generate("--prompt", "1 2", "--greedy")
+    written = capsys.readouterr()
+    assert written.err == f"loading {trained[0] / 'global_step3'}\n"
+    text = expected_text(trained, "1 2")
+    assert written.out == f"Context:\n1 2\n\nMegatron-LM:\n{text}\n\n"
+
+
 def test_damage_names_what_to_load_instead(tool, trained, tmp_path):
     def generate():
         tool(["--load", str(tmp_path), "--prompt", "1", "--greedy", "--out-seq-length", "2"])

@@ -11,7 +11,8 @@ from scripts import forget_plugin
 from tiny import tiny_plan
 
 from megatron.checkpointing.hugging_face.families.registry import family_of
-from megatron.checkpointing.manifest import checkpoint_of, read_manifest
+from megatron.checkpointing.manifest import read_manifest
+from megatron.checkpointing.newest import checkpoint_of
 from megatron.checkpointing.resharding.universal import read_checkpoint
 from megatron.common.errors import CheckpointError
 from megatron.common.registry import FAMILIES

@@ -97,6 +97,16 @@ def test_the_newest_folder_is_taken_whatever_latest_names(job, messages, hint):
     assert "the newest is global_step10" in warning
 
 
+def test_a_newer_checkpoint_without_a_manifest_is_named(job, messages):
+    job.save(5)
+    job.save(10)
+    (job.directory / "global_step10" / MANIFEST).unlink()
+    assert job.resume().iteration == 5
+    (warning,) = [text for text in messages if "global_step10" in text]
+    assert "global_step10 has no manifest.json and is passed over" in warning
+    assert warning.endswith("the newest complete one is global_step5")
+
+
 def test_the_first_job_of_a_chain_starts_from_the_beginning(job, messages):
     assert job.resume() == TrainState()
     assert job.engine.loaded == []
