@@ -13,7 +13,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from megatron.common import logging as log
 from megatron.common.cli import run_tool
-from megatron.common.errors import DataError, raise_if_any
+from megatron.common.errors import DataError, WrongDataError, raise_if_any
 from megatron.config.parsing.flags import Legacy, parse_sections
 from megatron.config.run.urls import UrlConfig, cache_of
 from megatron.config.tools.preprocess import MergeConfig
@@ -78,7 +78,8 @@ def common_record(prefixes: Sequence[str]) -> TokenizerRecord | None:
     """Return the record that all pairs have; None where one has none.
 
     Raises:
-        DataError: two of them were made with different tokenizers or chat templates.
+        DataError: two of them were made with different tokenizers or chat templates,
+            or one holds conversations and another texts.
     """
     records = {prefix: record for prefix in prefixes if (record := read_record(prefix))}
     first = next(iter(records), "")
@@ -88,6 +89,16 @@ def common_record(prefixes: Sequence[str]) -> TokenizerRecord | None:
                 f"{prefix} was made with another tokenizer than {first}: {'; '.join(found)}; "
                 "their tokens do not mix"
             )
+    by_form = {
+        bool(each.chat_template): prefix
+        for prefix, each in records.items()
+        if each.chat_template is not None
+    }
+    if len(by_form) > 1:
+        raise WrongDataError(
+            f"{by_form[True]} holds conversations and {by_form[False]} holds texts, which are read "
+            "in different ways: merge files of one kind, and train on each with its script"
+        )
     template = common_chat_template(prefixes)
     complete = set(records) == set(prefixes)
     return replace(records[first], chat_template=template) if complete else None

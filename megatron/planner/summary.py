@@ -122,7 +122,8 @@ def device_lines(
     room = f"fullest rank: {_size(fullest)} of {device.usable_bytes / GIB:.1f} GiB"
     if why:
         yield room
-        yield f"does not run on {device.name}: {why}"
+        hint = _smaller(plan, device) if fullest > device.usable_bytes else ""
+        yield f"does not run on {device.name}: {why}{hint}"
         return
     yield f"{device.name}: fits | {room}"
     yield f"times are from {calibration.source}"
@@ -132,6 +133,18 @@ def device_lines(
         f"tokens per second: {_number(rates)}"
     )
     yield "run: " + " | ".join(_price(speed, calibration, price_per_gpu_hour))
+
+
+def _smaller(plan: Plan, device: Device) -> str:
+    """Return which flags that are not given may make a plan fit devices of this kind."""
+    parallel = plan.parallel
+    flags = []
+    if plan.precision.dtype == "fp32" and device.has_bf16:
+        flags.append("--bf16")
+    if not parallel.zero_stage and parallel.data > 1:
+        flags.append("--zero-stage 1")
+    search = f"--search {parallel.world_size} looks for a layout that fits"
+    return f"; {', '.join(flags)} may make it fit, or {search}" if flags else f"; {search}"
 
 
 def micro_batch_line(size: int, saved: float) -> str:

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs 
 
 from megatron.common import logging as log
 from megatron.common.atomic_files import replace_text
-from megatron.common.errors import ConfigError, raise_if_any
+from megatron.common.errors import ConfigError, DataError, raise_if_any
 from megatron.config.inference.generation import GenerationConfig
 from megatron.extensions.tasks.inference_flags import HarnessConfig, harness_problems
 from megatron.inference.loading.model_source import ModelSource, read_model_source
@@ -157,21 +157,32 @@ def evaluate(
 def results_of(
     names: Sequence[str], options: HarnessConfig, model: "HarnessModel", tasks: "TaskManager"
 ) -> dict[str, Any]:
-    """Return lm_eval's results of some tasks."""
+    """Return lm_eval's results of some tasks.
+
+    Raises:
+        DataError: their questions cannot be downloaded.
+    """
     from lm_eval import simple_evaluate
 
-    results = simple_evaluate(
-        model=model,
-        tasks=[*names],
-        num_fewshot=options.num_fewshot,
-        limit=options.limit,
-        bootstrap_iters=options.bootstrap_iters,
-        task_manager=tasks,
-        log_samples=options.log_samples or options.predict_only,
-        predict_only=options.predict_only,
-        gen_kwargs=options.gen_kwargs,
-        apply_chat_template=options.apply_chat_template,
-    )
+    try:
+        results = simple_evaluate(
+            model=model,
+            tasks=[*names],
+            num_fewshot=options.num_fewshot,
+            limit=options.limit,
+            bootstrap_iters=options.bootstrap_iters,
+            task_manager=tasks,
+            log_samples=options.log_samples or options.predict_only,
+            predict_only=options.predict_only,
+            gen_kwargs=options.gen_kwargs,
+            apply_chat_template=options.apply_chat_template,
+        )
+    except ConnectionError as error:
+        raise DataError(
+            f"--task_list {','.join(names)}: the questions cannot be downloaded ({error}): run it once "
+            "where there is a network, which fills the cache in HF_HOME, and copy that here; or give "
+            "tasks of local files with --include_path"
+        ) from error
     assert results is not None, "lm_eval returns results where the rank is 0"
     return results
 

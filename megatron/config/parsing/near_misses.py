@@ -44,8 +44,15 @@ _VOCABULARY: Mapping[str, str] = {
     **dict.fromkeys(("files", "data", "corpus"), "write --input"),
 }
 
+_GPUS = "write --num-gpus N: the GPUs of all nodes"
+
+_PLANNING: Mapping[str, str] = dict.fromkeys(
+    ("gpus", "n-gpus", "devices", "num-devices", "num-nodes", "nnodes", "nproc-per-node"), _GPUS
+)
+
 OTHER_NAMES: Mapping[str, Mapping[str, str]] = {
     "GenerationConfig": _GENERATION,
+    "PlanningConfig": _PLANNING,
     "PreprocessConfig": _PREPROCESSING,
     "TokenizerTrainingConfig": _VOCABULARY,
 }

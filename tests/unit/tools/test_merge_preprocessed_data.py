@@ -93,12 +93,25 @@ def test_the_record_of_the_tokenizer_is_carried_on(directory):
 
 def test_the_chat_template_is_carried_on(directory):
     record = describe(NullTokenizer(10))
-    for i, template in enumerate(("", "{{ a }}", "{{ a }}")):
+    for i, template in enumerate((None, "{{ a }}", "{{ a }}")):  # None: of an older version
         record_path(directory / f"p{i}_text_document").write_text(
             to_text(replace(record, chat_template=template))
         )
     assert run(directory, LINE).returncode == 0
     assert read_record(directory / "all").chat_template == "{{ a }}"
+
+
+def test_texts_and_conversations_do_not_mix(directory):
+    for i, template in enumerate(("{{ a }}", "", "{{ a }}")):
+        record = replace(describe(NullTokenizer(10)), chat_template=template)
+        record_path(directory / f"p{i}_text_document").write_text(to_text(record))
+    done = run(directory, LINE)
+    assert done.returncode == 2
+    words = (
+        "p2_text_document holds conversations … p1_text_document holds texts … merge files of one"
+    )
+    require_problem(words, [done.stderr])
+    assert not [*directory.glob("all*")]
 
 
 def test_conversations_of_different_templates_do_not_mix(directory):

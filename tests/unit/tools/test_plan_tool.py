@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from problems import require_problem
 from scripts import run_script
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -101,6 +102,18 @@ def test_a_price_is_reckoned_for_the_layouts_of_a_search():
     found = re.search(r"GPU hours: (\d+) to (\d+) \| cost: (\d+) to (\d+)$", first).groups()
     least, most, least_cost, most_cost = map(int, found)
     assert (least_cost / least, most_cost / most) == pytest.approx((3, 3), rel=0.3)
+
+
+def test_what_may_make_a_run_fit_is_named_unless_it_is_given():
+    sizes = ("--num-gpus", "8", "--gpu", "a100-40gb", "--micro-batch-size", "64")
+    last = "; --bf16, --zero-stage 1 may make it fit, or --search 8 looks for a layout that fits"
+    assert run(*sizes, bits="--seed=1").stdout.splitlines()[-1].endswith(last)
+    given = run(*sizes, "--zero-stage", "1", bits="--bf16").stdout.splitlines()[-1]
+    assert given.endswith("can use; --search 8 looks for a layout that fits")
+
+
+def test_the_number_of_gpus_has_a_flag():
+    require_problem("--gpus … write --num-gpus N", [run("--gpus", "64").stderr])
 
 
 @pytest.mark.parametrize(

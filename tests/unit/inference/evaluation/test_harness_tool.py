@@ -7,6 +7,8 @@ import yaml
 from problems import problem
 from untrained import WRITTEN, tool_of
 
+from megatron.common.errors import DataError, ExitCode
+
 SHARED = {"dataset_path": "json", "test_split": "test"}
 TASKS = {
     "own_choice": {
@@ -152,6 +154,19 @@ def test_conversations_are_those_of_lm_evals_own_model(tool, theirs, tasks, tmp_
     assert len(answers) == 2 and json.loads(answers[0])["resps"]
     with problem("chat template … --chat-template"):
         tool(*words, "--apply_chat_template")
+
+
+def test_questions_that_cannot_be_downloaded_are_reported(
+    tool, theirs, tasks, tmp_path, monkeypatch
+):
+    def unreachable(*args, **kwargs):
+        raise ConnectionError("Couldn't reach 'json' on the Hub")
+
+    monkeypatch.setattr("datasets.load_dataset", unreachable)
+    words = ["--task_list", "own_text", "--include_path", str(tasks), "--load", str(theirs[0])]
+    with problem("--task_list own_text … Couldn't reach … HF_HOME", DataError) as caught:
+        tool(*words, "--results_path", str(tmp_path / "results.json"))
+    assert caught.value.exit_code == ExitCode.FAILED
 
 
 def test_a_missing_package_is_reported(tool, theirs, modules):
