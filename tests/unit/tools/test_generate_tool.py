@@ -85,9 +85,9 @@ def test_options_of_the_engine_change_no_text(generate, trained, capsys):
         *("--prompt", line, "--greedy", "--prompt-lookup-num-tokens", "3"),
         *("--max-num-batched-tokens", "3", "--no-prefix-caching"),
     )
-    written = capsys.readouterr().out
-    assert f"Megatron-LM:\n{expected_text(trained, line)}\n" in written
-    assert "| draft tokens: " in written
+    written = capsys.readouterr()
+    assert f"Megatron-LM:\n{expected_text(trained, line)}\n" in written.out
+    assert "| draft tokens: " in written.err
     with problem("--prompt-lookup-num-tokens 3 … recomputed"):
         generate("--prompt", line, "--prompt-lookup-num-tokens", "3", "--recompute")
     with problem("--beam-width … --prompt-lookup-num-tokens"):
@@ -120,14 +120,14 @@ def test_a_text_that_ends_at_the_last_position_is_warned_of(tool, trained, capsy
     load = ["--load", str(trained[0]), *(more or ["--greedy"])]
     prompt = "1 2 3 4 5 6 7 8 9 1 2 3 4 5"
     tool([*load, "--out-seq-length", "2", "--prompt", prompt])
-    assert "positions" not in capsys.readouterr().out
+    assert "positions" not in capsys.readouterr().err
     tool([*load, "--out-seq-length", "9", "--prompt", prompt])
     reported = "1 of 1 texts end before --out-seq-length 9 tokens"
-    shown = capsys.readouterr().out
+    shown = capsys.readouterr().err
     assert reported in shown and "the 16 positions of a sequence" in shown
     stdin(f"{prompt}\n")
     tool([*load, "--out-seq-length", "9"])
-    assert reported in capsys.readouterr().out
+    assert reported in capsys.readouterr().err
 
 
 def test_samples_follow_from_the_seed(generate, tmp_path):
