@@ -1,4 +1,4 @@
-"""Publish staged checkpoints by one rename; checkpoint retention; rollback to an older one."""
+"""Publish staged checkpoints by one rename; the newest one; retention; rollback to an older one."""
 
 import logging
 import os
@@ -20,6 +20,7 @@ from megatron.checkpointing.manifest import (
     STAGING,
     FileRecord,
     Manifest,
+    has_manifest,
     iteration_of,
     published_tags,
     staging_tag_of,
@@ -151,6 +152,38 @@ def other_latest(directory: Path, newest: str) -> str | None:
     except OSError:
         return "nothing: it is missing"
     return None if hint == newest else repr(hint[:40])
+
+
+def checkpoint_of(path: Path) -> Path:
+    """Return the newest checkpoint of the directory `path`, or `path` if it is one itself.
+
+    A newer one without a manifest is passed over with a warning.
+    """
+    if has_manifest(path):
+        return path
+    tags = published_tags(path)
+    if not tags:
+        return path
+    warn_of_incomplete(path, tags[0])
+    return path / tags[0]
+
+
+def warn_of_incomplete(directory: Path, newest: str) -> bool:
+    """Warn if a folder without a manifest has the name of a newer checkpoint than `newest`.
+
+    Returns:
+        Whether there is one.
+    """
+    iterations = (iteration_of(each.name) or 0 for each in directory.iterdir() if each.is_dir())
+    last = tag_of(max(iterations, default=0))
+    if last == newest or has_manifest(directory / last):
+        return False
+    log.warning(
+        "%s has no %s and is passed over: it was not saved completely, or is damaged; the newest "
+        "complete one is %s",
+        *(directory / last, MANIFEST, newest),
+    )
+    return True
 
 
 def restore_replaced(directory: Path) -> None:

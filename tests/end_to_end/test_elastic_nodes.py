@@ -14,7 +14,7 @@ from ports import free_port
 from quick_python import write_launchers
 
 from megatron.checkpointing.manifest import read_manifest
-from megatron.checkpointing.newest import checkpoint_of
+from megatron.checkpointing.publish import checkpoint_of
 from megatron.training.loop.journal import starts_of
 
 RUN = [

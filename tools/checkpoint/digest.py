@@ -14,7 +14,7 @@ sys.path.insert(0, os.path.realpath(__file__).rsplit("/", 3)[0])  # so that it r
 from collections.abc import Sequence
 
 from megatron.checkpointing.manifest import read_manifest
-from megatron.checkpointing.newest import checkpoint_of
+from megatron.checkpointing.publish import checkpoint_of
 from megatron.checkpointing.remote import local_checkpoint
 from megatron.common.cli import run_tool, with_flag
 from megatron.config.parsing.flags import parse_sections

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from megatron.checkpointing.manifest import Manifest, read_manifest
 from megatron.checkpointing.megatron_lm.detect import system_of, title_of
-from megatron.checkpointing.newest import checkpoint_of
+from megatron.checkpointing.publish import checkpoint_of
 from megatron.checkpointing.remote import local_checkpoint
 from megatron.common.cli import run_tool, with_flag
 from megatron.common.errors import WrongCheckpointError, near

@@ -8,7 +8,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs from anywhere
 
 from megatron.checkpointing.manifest import read_manifest
-from megatron.checkpointing.newest import checkpoint_of
+from megatron.checkpointing.publish import checkpoint_of
 from megatron.common.cli import run_tool
 from megatron.common.errors import ConfigError
 from megatron.config.config import parse_saved_config

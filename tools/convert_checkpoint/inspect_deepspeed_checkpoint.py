@@ -9,7 +9,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs from anywhere
 
 from megatron.checkpointing.manifest import Manifest, read_manifest
-from megatron.checkpointing.newest import checkpoint_of
+from megatron.checkpointing.publish import checkpoint_of
 from megatron.common.cli import run_tool
 from megatron.common.errors import ConfigError
 from megatron.config.architecture.architecture import FIRST_LAYER

@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs 
 
 from megatron.checkpointing.manifest import Manifest, read_manifest
 from megatron.checkpointing.megatron_lm.detect import foreign_checkpoint_in, system_of
-from megatron.checkpointing.newest import checkpoint_of
+from megatron.checkpointing.publish import checkpoint_of
 from megatron.checkpointing.remote import local_checkpoint, local_folder
 from megatron.common import logging as log
 from megatron.common.cli import run_tool

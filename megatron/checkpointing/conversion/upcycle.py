@@ -15,7 +15,7 @@ from megatron.checkpointing.conversion.network import (
     partition_dims_of,
 )
 from megatron.checkpointing.manifest import CONVERTED_FROM, Manifest, published_tags, read_manifest
-from megatron.checkpointing.newest import checkpoint_of
+from megatron.checkpointing.publish import checkpoint_of
 from megatron.checkpointing.resharding.sharded_tensor import (
     FullCheckpoint,
     LazyParameters,

@@ -12,7 +12,7 @@ from megatron.checkpointing.megatron_lm import bigscience, llama_meta, megatron,
 from megatron.checkpointing.megatron_lm.detect import system_of, title_of
 from megatron.checkpointing.megatron_lm.foreign_checkpoint import ForeignCheckpoint
 from megatron.checkpointing.megatron_lm.megatron_files import write_megatron
-from megatron.checkpointing.newest import checkpoint_of
+from megatron.checkpointing.publish import checkpoint_of
 from megatron.checkpointing.resharding.sharded_tensor import (
     FullCheckpoint,
     LazyParameters,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from megatron.checkpointing.manifest import MANIFEST, Manifest, published_tags, read_manifest
-from megatron.checkpointing.newest import checkpoint_of
+from megatron.checkpointing.publish import checkpoint_of
 from megatron.checkpointing.remote import local_checkpoint, remote_tags, url_of
 from megatron.common.errors import (
     CheckpointError,

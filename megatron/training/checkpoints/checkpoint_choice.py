@@ -16,8 +16,7 @@ from megatron.checkpointing.manifest import (
     tag_of,
 )
 from megatron.checkpointing.megatron_lm.detect import foreign_checkpoint_in
-from megatron.checkpointing.newest import warn_of_incomplete
-from megatron.checkpointing.publish import other_latest, restore_replaced
+from megatron.checkpointing.publish import other_latest, restore_replaced, warn_of_incomplete
 from megatron.checkpointing.resharding.universal import is_universal, with_universal
 from megatron.common.errors import (
     CheckpointError,

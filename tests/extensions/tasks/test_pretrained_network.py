@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from megatron.checkpointing.manifest import read_manifest
-from megatron.checkpointing.newest import checkpoint_of
+from megatron.checkpointing.publish import checkpoint_of
 from megatron.checkpointing.resharding.universal import read_checkpoint
 from megatron.common.errors import WrongCheckpointError
 from megatron.config.config import parse_config

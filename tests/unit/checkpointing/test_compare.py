@@ -253,7 +253,7 @@ def test_another_network_is_refused_with_its_differences():
     assert [line.split() for line in str(caught.value).splitlines()[2:]] == [
         ["--activation", "gelu_tanh", "swiglu"],
         ["--num-query-groups", "2", "1"],
-        ["--position-embedding-type", "learned", "rotary"],
+        ["--position-embedding-type", "learned_absolute", "rotary"],
         ["--rotary-base", "0.0", "10000.0"],
         ["model.rotary_dim", "0", "4"],
         ["model.window", "0", "3"],

@@ -21,7 +21,7 @@ from megatron.checkpointing.manifest import (
     seal_json,
     write_manifest,
 )
-from megatron.checkpointing.newest import checkpoint_of
+from megatron.checkpointing.publish import checkpoint_of
 from megatron.checkpointing.train_state import TrainState
 from megatron.common.errors import CheckpointError
 from megatron.common.version import CHECKPOINT_FORMAT

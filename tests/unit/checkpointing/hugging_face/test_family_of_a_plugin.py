@@ -12,7 +12,7 @@ from tiny import tiny_plan
 
 from megatron.checkpointing.hugging_face.families.registry import family_of
 from megatron.checkpointing.manifest import read_manifest
-from megatron.checkpointing.newest import checkpoint_of
+from megatron.checkpointing.publish import checkpoint_of
 from megatron.checkpointing.resharding.universal import read_checkpoint
 from megatron.common.errors import CheckpointError
 from megatron.common.registry import FAMILIES
