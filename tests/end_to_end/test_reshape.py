@@ -115,7 +115,8 @@ def test_multi_token_prediction_goes_on_in_another_layout_and_generates(
         tool("tools/generate_samples_gpt.py", "--load", str(run), *words).succeeded().outputs
         for run in (whole, moved)
     ]
-    assert texts[0] == texts[1]
+    (first,), (second,) = texts
+    assert first.partition("Context:")[2] == second.partition("Context:")[2] != ""
 
 
 def digest(folder: Path) -> str:

@@ -81,7 +81,7 @@ class Network:
             )
         )
         initialise(model, seed=1234, std=0.3, num_layers=spec.num_layers, vocab_size=11)
-        freeze(model, plan.optimizer)
+        freeze(model, plan.optimizer, adapters_only=spec.lora is not None)
         optimizer = torch.optim.SGD(plan_groups(model, plan.optimizer), lr=0.1, momentum=0.9)
         loss_of, batches = self.loss(lone_group(), vocab_size=11), self.micro_batches()
         steps = []

@@ -53,7 +53,7 @@ PRECISION_FLAGS = (
         kitchen-recipe-number""",
     ),
     *refused(
-        "no layer or product can be kept out of fp8: leave this flag out, or take --fp8-format out",
+        "no layer or product can be kept out of fp8: leave out this flag or --fp8-format",
         """~fp8-wgrad fp8-output-proj first-last-layers-bf16 num-layers-at-start-in-bf16
         num-layers-at-end-in-bf16""",
         only_with="--fp8-format",

@@ -52,5 +52,5 @@ def test_stages_are_counted_in_the_units_of_the_method():
 
 @pytest.mark.parametrize("flags", [("--lora-rank", "2"), ("--bitfit",)])
 def test_what_trains_layers_in_a_way_of_their_own_needs_one_on_each_stage(flags):
-    with problem("transformer layer on each stage"):
+    with problem("a layer to train on each stage"):
         tiny_plan(STAGES, "4", METHOD, "type:transformer|embedding", *flags, world_size=4)
