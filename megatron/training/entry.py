@@ -118,7 +118,12 @@ def train(
         # Before torch, which takes seconds to import: errors are reported at once.
         with before_the_first_step():
             config = prepare(config, name, world_size=started.world_size)
-        start = require_startable(config, world_size=started.world_size, objective=name)
+        start = require_startable(
+            config,
+            world_size=started.world_size,
+            objective=name,
+            is_rank_0=started.rank == 0,
+        )
         from megatron.training.process.device import prepare_process
 
         launch, device = prepare_process(config.parallel, world_size=start.world_size)

@@ -28,16 +28,22 @@ from megatron.config.plan.plan import resolve
 from megatron.config.plan.validation import validate
 from megatron.config.run.checkpoint import CheckpointPlan, plan_checkpoint, replacement_problems
 from megatron.config.run.evaluation import takes_steps
+from megatron.config.run.logging import LoggingConfig
 from megatron.data.token_files.pair_files import existing_pair
 from megatron.training.checkpoints.checkpoint_fit import require_fit
 
 _GPU_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 
 
-def require_startable(config: Config, *, world_size: int, objective: ObjectiveName) -> Start:
+def require_startable(
+    config: Config, *, world_size: int, objective: ObjectiveName, is_rank_0: bool = True
+) -> Start:
     """Return the validated config; refuse flags, paths and checkpoints that do not go together.
 
     Where torch may find a GPU or none, what only a CPU refuses has to wait until it is known.
+
+    Args:
+        is_rank_0: only this rank writes scalars, maybe where others have no folder.
 
     Raises:
         ConfigError: lists every problem of flags and paths that is found without torch.
@@ -56,6 +62,7 @@ def require_startable(config: Config, *, world_size: int, objective: ObjectiveNa
             tokenizer_problems(**objective_tokenizer_arguments(config.tokenizer, objective)),
             _default_tokenizer_problems(config),
             _path_problems(config, objective),
+            _log_problems(config.logging) if is_rank_0 else (),
         ),
     )
     _require_fitting_checkpoint(start)
@@ -174,22 +181,41 @@ def _misnamed_problem(prefix: str, suffixes: Sequence[str]) -> str:
     return ""
 
 
+def _log_problems(logging: LoggingConfig) -> Iterator[str]:
+    for flag, directory in (
+        ("--tensorboard-dir", logging.tensorboard_dir),
+        ("--codecarbon-dir", logging.codecarbon_dir),
+    ):
+        if directory and (problem := _unwritable(flag, Path(directory))):
+            yield problem
+
+
 def _save_problems(directory: str) -> Iterator[str]:
     save = Path(directory)
-    there = next((path for path in (save, *save.absolute().parents) if os.path.lexists(path)), None)
-    if there and not os.path.exists(there):
-        yield f"--save {save}: {there} is a link to {os.readlink(there)}, which is not there"
-    elif there and not there.is_dir():
-        yield f"--save {save}: {there} is a file; give a directory"
-    elif there and not os.access(there, os.W_OK | os.X_OK):
-        yield f"--save {save}: nothing can be written to {there}; give another directory"
-    elif there == save and not os.access(save, os.R_OK):
+    if problem := _unwritable("--save", save):
+        yield problem
+    elif save.exists() and not os.access(save, os.R_OK):
         yield f"--save {save} cannot be read; give another directory"
     elif is_model_of_transformers(save):
         yield (
             f"--save {save} is the folder of a model of Hugging Face (config.json and weights): give "
             "another directory; tools/convert_checkpoint/from_hf.py imports the model for --load"
         )
+
+
+def _unwritable(flag: str, directory: Path) -> str:
+    """Return the error of a directory in which nothing can be made."""
+    above = (directory, *directory.absolute().parents)
+    there = next((path for path in above if os.path.lexists(path)), None)
+    if there is None:
+        return ""
+    if not there.exists():
+        return f"{flag} {directory}: {there} is a link to {os.readlink(there)}, which is not there"
+    if not there.is_dir():
+        return f"{flag} {directory}: {there} is a file; give a directory"
+    if not os.access(there, os.W_OK | os.X_OK):
+        return f"{flag} {directory}: nothing can be written to {there}; give another directory"
+    return ""
 
 
 def _replacement_problems(planned: CheckpointPlan) -> Iterator[str]:

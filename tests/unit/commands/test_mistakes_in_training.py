@@ -103,6 +103,8 @@ MISTAKES = [
     ("--save file", ["--save file", "is a file"]),
     ("--save file/run", ["--save file/run", "file is a file"]),
     ("--save link/run", ["--save link/run", "link is a link to away, which is not there"]),
+    ("--tensorboard-dir file/tb", ["--tensorboard-dir file/tb", "file is a file"]),
+    ("--codecarbon-dir link", ["--codecarbon-dir link", "a link to away, which is not there"]),
     ("--zero-stage 7", ["--zero-stage 7", "0, 1, 2, 3"]),
     ("--lr fast", ["--lr", "'fast' is not a finite number"]),
     ("--lr -1", ["--lr -1.0", "must not be negative"]),
@@ -197,6 +199,13 @@ def test_a_right_command_has_no_problems(folder):
     flags = "--data-path corpus --load runs --save new/run --save-interval 5"
     config, _ = parse_config([*tiny_argv(*TOKENIZER), *flags.split()])
     require_startable(config, world_size=1, objective="gpt")
+
+
+def test_rank_0_alone_needs_the_folder_of_scalars(folder):
+    config, _ = parse_config([*tiny_argv(*TOKENIZER), "--data-path", "corpus", "--tensorboard-dir", "file"])
+    with pytest.raises(ConfigError, match="--tensorboard-dir file"):
+        require_startable(config, world_size=1, objective="gpt")
+    require_startable(config, world_size=1, objective="gpt", is_rank_0=False)
 
 
 def test_a_folder_that_cannot_be_read_is_listed_with_the_other_problems(folder, monkeypatch):
