@@ -145,7 +145,7 @@ def run(copy: Path, *words: str) -> str:
 
 
 IN_FORKS = """
-import gc, os, sys, traceback
+import faulthandler, gc, os, sys, traceback
 import deepspeed, transformers.modeling_utils
 
 def in_fork(name, function, *words):
@@ -156,6 +156,8 @@ def in_fork(name, function, *words):
         if os.waitpid(fork, 0)[1]:
             sys.exit(f"{name} failed")
         return
+    # A lock that a thread held stays locked in a fork: what waits for it says where.
+    faulthandler.dump_traceback_later(300, exit=True)
     code = 1
     try:
         function(*words)

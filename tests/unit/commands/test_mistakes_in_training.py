@@ -202,7 +202,9 @@ def test_a_right_command_has_no_problems(folder):
 
 
 def test_rank_0_alone_needs_the_folder_of_scalars(folder):
-    config, _ = parse_config([*tiny_argv(*TOKENIZER), "--data-path", "corpus", "--tensorboard-dir", "file"])
+    config, _ = parse_config(
+        [*tiny_argv(*TOKENIZER), "--data-path", "corpus", "--tensorboard-dir", "file"]
+    )
     with pytest.raises(ConfigError, match="--tensorboard-dir file"):
         require_startable(config, world_size=1, objective="gpt")
     require_startable(config, world_size=1, objective="gpt", is_rank_0=False)
