@@ -23,11 +23,11 @@ from megatron.common.cli import ToolParser, run_tool
 from megatron.config.config import parse_config
 from megatron.config.model_plan import plan_model
 from megatron.inference.engine.continuous_batching import InferenceEngine
-from megatron.inference.engine.model_runner import ModelRunner
 from megatron.inference.engine.sampling import SamplingParams
 from megatron.inference.engine.sequence import Request
 from megatron.inference.evaluation.scoring import Window, score_windows
 from megatron.inference.loading.loaded_model import lone_groups
+from megatron.inference.runner.model_runner import ModelRunner
 from megatron.model.gpt import gpt_layers
 from megatron.model.initialization import initialise
 from megatron.model.layers.attention_kernels import core_attention_of

@@ -31,11 +31,11 @@ from megatron.config.network.model_spec import ModelSpec
 from megatron.config.parallelism.kernels_plan import KernelsPlan
 from megatron.fused_kernels.registry import choose_inference_kernels
 from megatron.inference.engine.continuous_batching import InferenceEngine
-from megatron.inference.engine.decode_graphs import decode_capture
-from megatron.inference.engine.model_runner import ModelRunner
 from megatron.inference.engine.sampling import SamplingParams
 from megatron.inference.engine.sequence import Request
 from megatron.inference.loading.loaded_model import lone_groups
+from megatron.inference.runner.decode_graphs import decode_capture
+from megatron.inference.runner.model_runner import ModelRunner
 
 Side = Callable[[Sequence[Sequence[int]], int], list[list[int]]]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}

@@ -27,8 +27,8 @@ from megatron.config.config import parse_config
 from megatron.config.inference.server import Limits
 from megatron.config.model_plan import plan_model
 from megatron.inference.engine.continuous_batching import InferenceEngine
-from megatron.inference.engine.model_runner import ModelRunner
 from megatron.inference.loading.loaded_model import lone_groups
+from megatron.inference.runner.model_runner import ModelRunner
 from megatron.inference.server.app import build_app
 from megatron.inference.server.engine_thread import EngineThread
 from megatron.inference.server.served_model import ServedModel

@@ -12,10 +12,10 @@ from megatron.checkpointing.resharding.sharded_tensor import ParameterState, wra
 from megatron.config.network.model_spec import ModelSpec
 from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
 from megatron.inference.engine.continuous_batching import InferenceEngine
-from megatron.inference.engine.decode_graphs import Capture
-from megatron.inference.engine.model_runner import ModelRunner
 from megatron.inference.engine.sequence import Completion, Request
 from megatron.inference.loading.loaded_model import lone_groups
+from megatron.inference.runner.decode_graphs import Capture
+from megatron.inference.runner.model_runner import ModelRunner
 from megatron.model.initialization import initialise
 from megatron.model.layers.layer_list import SequentialModel
 from megatron.tensor_parallel.process_groups import Groups

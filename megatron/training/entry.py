@@ -119,10 +119,7 @@ def train(
         with before_the_first_step():
             config = prepare(config, name, world_size=started.world_size)
         start = require_startable(
-            config,
-            world_size=started.world_size,
-            objective=name,
-            is_rank_0=started.rank == 0,
+            config, world_size=started.world_size, objective=name, is_rank_0=not started.rank
         )
         from megatron.training.process.device import prepare_process
 
@@ -134,16 +131,18 @@ def train(
             return wait_for_end(launch, look=watchdog.raise_if_over, met=watchdog.disarm)
         from megatron.training.pretrain import pretrain
 
-        if isinstance(objective, str):
-            flags = OBJECTIVES.flags_of(objective, config.extensions)
-            built: Objective = OBJECTIVES.get(objective, flags)()
-            objective = built
-        code = pretrain(start, launch, device, objective, watchdog, notices=notices, hooks=hooks)
+        built = _build(objective, config) if isinstance(objective, str) else objective
+        code = pretrain(start, launch, device, built, watchdog, notices=notices, hooks=hooks)
         if launch.spares and launch.rank == 0:
             from megatron.training.process.spares import release_spares
 
             release_spares(launch)
         return code
+
+
+def _build(name: ObjectiveName, config: Config) -> "Objective":
+    objective: Objective = OBJECTIVES.get(name, OBJECTIVES.flags_of(name, config.extensions))()
+    return objective
 
 
 def _starting_peers(started: Launch) -> StartingPeers | None:

@@ -8,7 +8,7 @@ from source import PACKAGE, files_of
 
 ELSEWHERE = {
     # Weights, once they are loaded, in the layout of the library that multiplies them.
-    "inference/engine/onednn_weights.py": {"weight.data", "module.weight", "packed.packed"},
+    "inference/runner/onednn_weights.py": {"weight.data", "module.weight", "packed.packed"},
 }
 
 
@@ -27,7 +27,9 @@ def assigned_attributes(text: str) -> Iterator[str]:
 def test_inference_assigns_no_attribute_of_a_built_layer():
     found = {
         str(file.relative_to(PACKAGE)): {*assigned_attributes(file.read_text())}
-        for file in files_of("inference/engine", "inference/loading", "inference/evaluation")
+        for file in files_of(
+            "inference/runner", "inference/engine", "inference/loading", "inference/evaluation"
+        )
     }
     assert {file: names for file, names in found.items() if names} == ELSEWHERE
 

@@ -15,7 +15,7 @@ ELSEWHERE = {
         name for name in dir(__import__("torch")) if name.startswith("_foreach_")
     },
     # One file that is nothing but these operators.
-    "inference/engine/onednn_weights.py": {
+    "inference/runner/onednn_weights.py": {
         *("_C", "_linear_pointwise", "_make_subclass", "_reorder_linear_weight"),
         "_is_mkldnn_bf16_supported",
     },

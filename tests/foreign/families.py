@@ -18,7 +18,7 @@ from megatron.checkpointing.hugging_face.families.family import Family
 from megatron.checkpointing.hugging_face.import_model import ImportOptions, describe_model
 from megatron.checkpointing.resharding.sharded_tensor import ParameterState
 from megatron.config.network.model_spec import ModelSpec
-from megatron.inference.engine.model_runner import ModelRunner
+from megatron.inference.runner.model_runner import ModelRunner
 from megatron.tensor_parallel.process_groups import Groups
 
 RELATIVE = 1e-5

@@ -12,11 +12,11 @@ from trainings import VOCAB_SIZE
 
 from megatron.fused_kernels.registry import choose_inference_kernels
 from megatron.inference.engine.continuous_batching import InferenceEngine
-from megatron.inference.engine.decode_graphs import decode_capture
-from megatron.inference.engine.model_runner import ModelRunner
 from megatron.inference.engine.sampling import SamplingParams
 from megatron.inference.engine.sequence import Request
 from megatron.inference.loading.loaded_model import lone_groups
+from megatron.inference.runner.decode_graphs import decode_capture
+from megatron.inference.runner.model_runner import ModelRunner
 from megatron.tensor_parallel.process_groups import lone_group
 
 GREEDY = SamplingParams(greedy=True)

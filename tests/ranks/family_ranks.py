@@ -9,7 +9,7 @@ from tiny import batch_of
 
 from megatron.checkpointing.resharding.sharded_tensor import ParameterState
 from megatron.config.network.model_spec import ModelSpec
-from megatron.inference.engine.model_runner import fill_parameters
+from megatron.inference.runner.model_runner import fill_parameters
 from megatron.model.layers.layer_list import SequentialModel
 from megatron.model.loss import next_token_loss
 from megatron.tensor_parallel.process_groups import Groups, build_groups, lone_group

@@ -17,10 +17,10 @@ from megatron.extensions.bert.flags import BertSpec
 from megatron.extensions.bert.layers import BertOutput, bert_layers
 from megatron.extensions.bert.objective import bert_batch
 from megatron.inference.engine.continuous_batching import ExclusiveRequest
-from megatron.inference.engine.device import without_cudnn_attention
 from megatron.inference.engine.encoder_runner import EncoderRunner
 from megatron.inference.loading.loaded_model import prepare_encoder
 from megatron.inference.loading.model_source import ModelSource
+from megatron.inference.runner.device import without_cudnn_attention
 from megatron.model.layers.layer_list import in_turn
 from megatron.tensor_parallel.broadcast import Batch
 from megatron.tokenizer.types.tokenizer import Tokenizer

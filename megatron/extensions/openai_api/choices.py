@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from megatron.inference.engine.sampling import TokenLogprob
 from megatron.inference.engine.sequence import Completion, Event, FinishReason
 from megatron.inference.loading.detokenizer import Detokenizer, IncrementalDetokenizer, TokenOffsets
+from megatron.inference.runner.logprobs import TokenLogprob
 from megatron.tokenizer.continuation import text_after
 from megatron.tokenizer.types.tokenizer import Tokenizer
 

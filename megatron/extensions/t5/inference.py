@@ -13,11 +13,11 @@ from megatron.extensions.t5.flags import DecoderSpec
 from megatron.extensions.t5.inference_flags import TextToTextConfig
 from megatron.inference.engine.beam_search import Beam, BeamSearchRequest
 from megatron.inference.engine.continuous_batching import InferenceEngine
-from megatron.inference.engine.model_runner import ModelRunner
 from megatron.inference.engine.sampling import SamplingParams
 from megatron.inference.engine.sequence import Completion, Request
 from megatron.inference.loading.loaded_model import prepare_encoder
 from megatron.inference.loading.model_source import ModelSource
+from megatron.inference.runner.model_runner import ModelRunner
 from megatron.tokenizer.types.tokenizer import Tokenizer
 
 _SENTINEL = re.compile(r"<extra_id_(\d+)>")

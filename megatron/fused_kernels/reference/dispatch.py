@@ -60,7 +60,7 @@ class Kernels:
         add_norm: (x, y or None, y_bias or None, weight, bias, eps, centred) -> (x + y + y_bias,
             its norm), with y None (x, its norm); backward adds the gradients of both results in
             one pass. None: layers add and norm one after the other.
-        decode_attention: None: `megatron.inference.engine.kv_cache` stores and attends.
+        decode_attention: None: `megatron.inference.runner.kv_cache` stores and attends.
     """
 
     scaled_causal_softmax: Callable[[Tensor, float], Tensor]

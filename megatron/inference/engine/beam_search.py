@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from megatron.inference.engine.continuous_batching import ExclusiveRequest, InferenceEngine
-from megatron.inference.engine.device import to_device
-from megatron.inference.engine.model_runner import ModelRunner
 from megatron.inference.engine.sequence import Request
+from megatron.inference.runner.device import to_device
+from megatron.inference.runner.model_runner import ModelRunner
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,12 +11,9 @@ import torch
 from torch import Tensor
 
 from megatron.common.errors import ConfigError, MegatronError
-from megatron.inference.engine.device import to_device
 from megatron.inference.engine.drafts import accepted_tokens
-from megatron.inference.engine.model_runner import ModelRunner
 from megatron.inference.engine.next_tokens import next_tokens
 from megatron.inference.engine.prefix_cache import PrefixCache
-from megatron.inference.engine.sampling import TokenLogprob
 from megatron.inference.engine.scheduler import Scheduler
 from megatron.inference.engine.sequence import (
     ActiveSequence,
@@ -26,6 +23,9 @@ from megatron.inference.engine.sequence import (
     Event,
     Request,
 )
+from megatron.inference.runner.device import to_device
+from megatron.inference.runner.logprobs import TokenLogprob
+from megatron.inference.runner.model_runner import ModelRunner
 from megatron.tokenizer.types.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)

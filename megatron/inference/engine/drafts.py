@@ -7,7 +7,7 @@ are kept that sampling chooses too, so that the output is the one without drafts
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
-from megatron.inference.engine.sampling import TokenLogprob
+from megatron.inference.runner.logprobs import TokenLogprob
 
 _SIZES = (3, 2)
 """Tokens of the n-grams that are looked up, in this order."""

@@ -13,8 +13,8 @@ from megatron.common.errors import ConfigError, MegatronError
 from megatron.config.network.model_spec import ModelSpec
 from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
 from megatron.inference.engine.continuous_batching import ExclusiveRequest
-from megatron.inference.engine.model_runner import fill_parameters, nonfinite_logits_error
 from megatron.inference.engine.sequence import Counters, Event, Request
+from megatron.inference.runner.model_runner import fill_parameters, nonfinite_logits_error
 from megatron.model.layers.attention_kernels import core_attention_of
 from megatron.model.layers.layer_list import SequentialModel, Step
 from megatron.model.layers.parts import LayerParts

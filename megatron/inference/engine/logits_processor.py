@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from megatron.inference.engine.device import to_device
 from megatron.inference.engine.sequence import ActiveSequence
+from megatron.inference.runner.device import to_device
 
 _Edit = tuple[int, int, float]
 """Row of the batch, token, amount."""

@@ -5,17 +5,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from megatron.inference.engine.device import to_device
 from megatron.inference.engine.logits_processor import process_logits
-from megatron.inference.engine.model_runner import ModelRunner
-from megatron.inference.engine.sampling import (
-    TokenLogprob,
-    logprob_columns,
-    mask_nonfinite,
-    read_logprobs,
-    sample_tokens,
-)
+from megatron.inference.engine.sampling import mask_nonfinite, sample_tokens
 from megatron.inference.engine.sequence import ActiveSequence
+from megatron.inference.runner.device import to_device
+from megatron.inference.runner.logprobs import TokenLogprob, logprob_columns, read_logprobs
+from megatron.inference.runner.model_runner import ModelRunner
 
 
 @torch.inference_mode()

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from megatron.inference.engine.decode_states import DecodeStates
 from megatron.inference.engine.sequence import Counters
+from megatron.inference.runner.decode_states import DecodeStates
 
 
 @dataclass(frozen=True)

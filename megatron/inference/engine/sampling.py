@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from megatron.inference.engine.device import to_device
+from megatron.inference.runner.device import to_device
 
 _CANDIDATES = 128
 """Number of most likely tokens that top-p and min-p sort at first."""
@@ -61,19 +61,6 @@ class SamplingParams:
         if not self.top_p_decay:
             return self.top_p
         return max(self.top_p * self.top_p_decay**tokens, self.top_p_bound)
-
-
-@dataclass(frozen=True, kw_only=True)
-class TokenLogprob:
-    """A token, with its log-probability before penalties, temperature and limits if requested.
-
-    Args:
-        top: the most likely tokens at this position, with their log-probabilities.
-    """
-
-    token: int
-    logprob: float | None = None
-    top: tuple[tuple[int, float], ...] = ()
 
 
 Score = Callable[[Tensor], Tensor]
@@ -237,29 +224,3 @@ def _draw(logits_bn: Tensor, rows: _Rows) -> Tensor:
     total_b1 = sums_bn[:, -1:]
     wanted_b1 = torch.minimum(draws_b1 * total_b1, total_b1.nextafter(torch.zeros_like(total_b1)))
     return torch.searchsorted(sums_bn, wanted_b1, right=True)[:, 0]
-
-
-def logprob_columns(logits_nv: Tensor, tokens_n: Tensor, top: int) -> Tensor:
-    """Return the log-probability of each row's token, and its most likely tokens, for the host.
-
-    Shapes: logits_nv [n, V] -> [n, 1 + 2 * top] float64: log-probability, tokens, their
-        log-probabilities.
-    """
-    log_probabilities_nv = logits_nv.log_softmax(-1)
-    own_n1 = log_probabilities_nv.gather(1, tokens_n[:, None])
-    most_likely = log_probabilities_nv.topk(min(top, logits_nv.size(1)))
-    return torch.cat([own_n1.double(), most_likely.indices, most_likely.values], 1)
-
-
-def read_logprobs(token: int, columns: Sequence[float], top: int) -> TokenLogprob:
-    """Return a token with its log-probability and `top` most likely tokens.
-
-    Args:
-        columns: a row of `logprob_columns`.
-    """
-    chosen, *most_likely = columns
-    half = len(most_likely) // 2
-    ids, values = most_likely[:half][:top], most_likely[half:][:top]
-    return TokenLogprob(
-        token=token, logprob=chosen, top=tuple(zip(map(int, ids), values, strict=True))
-    )

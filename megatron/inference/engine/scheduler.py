@@ -3,9 +3,9 @@
 from collections import deque
 from collections.abc import Sequence
 
-from megatron.inference.engine.decode_states import DecodeStates
 from megatron.inference.engine.prefix_cache import Match, PrefixCache, common_prefix
 from megatron.inference.engine.sequence import ActiveSequence
+from megatron.inference.runner.decode_states import DecodeStates
 
 
 class Scheduler:

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from megatron.inference.engine.drafts import NgramIndex
-from megatron.inference.engine.sampling import SamplingParams, TokenLogprob
+from megatron.inference.engine.sampling import SamplingParams
+from megatron.inference.runner.logprobs import TokenLogprob
 from megatron.tokenizer.continuation import text_after
 from megatron.tokenizer.types.tokenizer import Tokenizer
 

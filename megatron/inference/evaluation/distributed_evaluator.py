@@ -7,9 +7,9 @@ import torch.distributed as dist
 
 from megatron.common.progress import Progress, with_progress
 from megatron.inference.engine.continuous_batching import InferenceEngine
-from megatron.inference.engine.model_runner import ModelRunner
 from megatron.inference.engine.sequence import Completion, Request
 from megatron.inference.evaluation.scoring import Score, Window, score_windows
+from megatron.inference.runner.model_runner import ModelRunner
 from megatron.tensor_parallel.object_collectives import all_gather_objects, broadcast_object
 from megatron.tokenizer.types.tokenizer import Tokenizer
 

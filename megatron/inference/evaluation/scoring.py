@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from megatron.inference.engine.model_runner import ModelRunner
+from megatron.inference.runner.model_runner import ModelRunner
 
 
 @dataclass(frozen=True)

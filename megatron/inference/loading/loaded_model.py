@@ -48,13 +48,13 @@ from megatron.fused_kernels.reference.dispatch import Kernels
 from megatron.fused_kernels.registry import choose_inference_kernels
 from megatron.fused_kernels.trials import Trials
 from megatron.inference.engine.continuous_batching import InferenceEngine
-from megatron.inference.engine.decode_graphs import decode_capture
-from megatron.inference.engine.model_runner import ModelRunner
 from megatron.inference.loading.model_source import (
     ModelSource,
     tokenizer_advice,
     tokenizer_arguments_of,
 )
+from megatron.inference.runner.decode_graphs import decode_capture
+from megatron.inference.runner.model_runner import ModelRunner
 from megatron.tensor_parallel.dtypes import TORCH_DTYPES
 from megatron.tensor_parallel.master_address import MasterAddress
 from megatron.tensor_parallel.object_collectives import agree_on_failure

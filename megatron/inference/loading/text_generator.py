@@ -7,10 +7,11 @@ from typing import Any
 from megatron.common.errors import raise_if_any
 from megatron.config.inference.generation import GenerationConfig
 from megatron.inference.engine.beam_search import BeamSearchRequest
-from megatron.inference.engine.sampling import SamplingParams, TokenLogprob
+from megatron.inference.engine.sampling import SamplingParams
 from megatron.inference.engine.sequence import Completion, CompletionBuilder, Request
 from megatron.inference.loading.detokenizer import Detokenizer, IncrementalDetokenizer
 from megatron.inference.loading.loaded_model import LoadedModel
+from megatron.inference.runner.logprobs import TokenLogprob
 
 log = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
 Generation runs a network many times: a prefill pass over the tokens of new sequences, then decode steps
 of one more token each. What a layer needs of earlier tokens is its *state*: keys and values (a KV
 cache), the last hidden state of a recurrence, projections of an encoder's output. Layers ask for it when
-they are built, and `megatron.inference.engine.model_runner.ModelRunner` allocates it, one row for each
+they are built, and `megatron.inference.runner.model_runner.ModelRunner` allocates it, one row for each
 sequence. In training `LayerParts.states` is None and nothing is kept. The contract:
 
 - `parts.self_attention(number, groups=…, head_dim=…)` is core attention, in generation with a KV cache.

@@ -5,9 +5,9 @@ from tiny import tiny_spec
 
 from megatron.config.network.model_spec import ModelSpec
 from megatron.inference.engine.continuous_batching import InferenceEngine
-from megatron.inference.engine.model_runner import ModelRunner
 from megatron.inference.engine.sampling import SamplingParams
 from megatron.inference.engine.sequence import Request
+from megatron.inference.runner.model_runner import ModelRunner
 from megatron.tensor_parallel.process_groups import Groups
 
 RETRO_SPEC = tiny_spec(

@@ -8,7 +8,7 @@ from tiny import tiny_spec
 from megatron.config.network.model_spec import ModelSpec
 from megatron.extensions.t5.inference import TextToText
 from megatron.inference.engine.continuous_batching import InferenceEngine
-from megatron.inference.engine.model_runner import ModelRunner
+from megatron.inference.runner.model_runner import ModelRunner
 from megatron.tensor_parallel.process_groups import Groups
 
 T5_SPEC = tiny_spec(

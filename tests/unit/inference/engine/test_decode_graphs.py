@@ -12,10 +12,10 @@ from test_continuous_batching import NETWORKS, SIZES, prompts, request_of
 from tiny import LLAMA, tiny_spec, with_changes
 
 from megatron.inference.engine.beam_search import BeamSearchRequest
-from megatron.inference.engine.decode_graphs import StepShape, decode_capture, step_shape
 from megatron.inference.engine.sampling import SamplingParams
 from megatron.inference.evaluation.scoring import Window, score_windows
 from megatron.inference.loading.loaded_model import lone_groups
+from megatron.inference.runner.decode_graphs import StepShape, decode_capture, step_shape
 from megatron.tensor_parallel.topology import Topology
 
 LIMITS = {"rows": 12, "max_length": 1000, "has_windows": False}

@@ -15,13 +15,13 @@ from torch.testing import assert_close
 from megatron.common.registry import NETWORKS
 from megatron.inference.engine.beam_search import BeamSearchRequest
 from megatron.inference.engine.continuous_batching import InferenceEngine
-from megatron.inference.engine.decode_graphs import StepShape
-from megatron.inference.engine.decode_states import DecodeStates
-from megatron.inference.engine.model_runner import ModelRunner
-from megatron.inference.engine.passes import Decode, Prefill
 from megatron.inference.engine.sampling import SamplingParams
 from megatron.inference.engine.sequence import Request
 from megatron.inference.loading.loaded_model import lone_groups
+from megatron.inference.runner.decode_graphs import StepShape
+from megatron.inference.runner.decode_states import DecodeStates
+from megatron.inference.runner.model_runner import ModelRunner
+from megatron.inference.runner.passes import Decode, Prefill
 from megatron.model.layers.attention_kernels import core_attention_of
 from megatron.model.layers.layer_list import SequentialModel
 from megatron.model.layers.parts import LayerParts, once_per_sequence

@@ -13,7 +13,8 @@ from test_prefix_cache import requests_of as sharing_requests
 
 from megatron.inference.engine.drafts import NgramIndex, accepted_tokens
 from megatron.inference.engine.prefix_cache import PrefixCache
-from megatron.inference.engine.sampling import SamplingParams, TokenLogprob
+from megatron.inference.engine.sampling import SamplingParams
+from megatron.inference.runner.logprobs import TokenLogprob
 
 
 def repetitive(draw, length):

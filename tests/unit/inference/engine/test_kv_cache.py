@@ -3,9 +3,9 @@
 import torch
 from torch.testing import assert_close
 
-from megatron.inference.engine.decode_graphs import StepShape
-from megatron.inference.engine.decode_states import DecodeStates
-from megatron.inference.engine.passes import Decode, Prefill
+from megatron.inference.runner.decode_graphs import StepShape
+from megatron.inference.runner.decode_states import DecodeStates
+from megatron.inference.runner.passes import Decode, Prefill
 from megatron.model.layers.attention_kernels import Mask, ScoreOptions, sdpa_attention
 
 HOW = ScoreOptions(mask=Mask(), scale=0.5)

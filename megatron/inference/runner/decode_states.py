@@ -3,7 +3,7 @@
 When layers are built, they get their states from `DecodeStates`: `attention` for a KV cache,
 `token_cache` for what is kept of each token, `state` for anything else (`megatron.model.layers.parts`
 has the contract). `ModelRunner` allocates the states once its layers are built; `start` sets the pass
-(see `megatron.inference.engine.passes`). The scheduler and beam search move, copy and clear rows, whatever a network
+(see `megatron.inference.runner.passes`). The scheduler and beam search move, copy and clear rows, whatever a network
 keeps in them.
 """
 
@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from megatron.common.errors import ConfigError
-from megatron.inference.engine.device import to_device
-from megatron.inference.engine.kv_cache import CachedAttention, TokenCache
-from megatron.inference.engine.passes import CurrentPass, Pass, Prefill
+from megatron.inference.runner.device import to_device
+from megatron.inference.runner.kv_cache import CachedAttention, TokenCache
+from megatron.inference.runner.passes import CurrentPass, Pass, Prefill
 from megatron.model.layers.attention_kernels import Attend
 
 

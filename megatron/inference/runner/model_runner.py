@@ -15,12 +15,12 @@ from megatron.common.errors import CheckpointError, MegatronError
 from megatron.config.architecture.architecture import network_of
 from megatron.config.network.model_spec import ModelSpec
 from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
-from megatron.inference.engine.decode_graphs import Capture, DecodeGraphs, StepShape, step_shape
-from megatron.inference.engine.decode_states import DecodeStates
-from megatron.inference.engine.device import to_device, without_cudnn_attention
-from megatron.inference.engine.onednn_weights import pack_weights
-from megatron.inference.engine.passes import Decode, Extend, Prefill
-from megatron.inference.engine.sampling import TokenLogprob, logprob_columns, read_logprobs
+from megatron.inference.runner.decode_graphs import Capture, DecodeGraphs, StepShape, step_shape
+from megatron.inference.runner.decode_states import DecodeStates
+from megatron.inference.runner.device import to_device, without_cudnn_attention
+from megatron.inference.runner.logprobs import TokenLogprob, logprob_columns, read_logprobs
+from megatron.inference.runner.onednn_weights import pack_weights
+from megatron.inference.runner.passes import Decode, Extend, Prefill
 from megatron.model.gpt import to_batch_first
 from megatron.model.layers.attention_kernels import core_attention_of
 from megatron.model.layers.layer_input import LayerInput, PassInput

@@ -1,7 +1,7 @@
 """KV cache: stores the keys and values of a layer, and attends to them in prefill and decode.
 
 `TokenCache` is what a layer keeps of each token, `CachedAttention` with keys and values the core attention
-of a layer in generation. What they do depends on the pass (`megatron.inference.engine.passes`): `Prefill`
+of a layer in generation. What they do depends on the pass (`megatron.inference.runner.passes`): `Prefill`
 stores the tokens of prompts, `Extend` and `Decode` attend from new tokens to the cached ones too.
 """
 
@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from megatron.inference.engine.passes import CachedPass, CurrentPass, Decode, with_bias
+from megatron.inference.runner.passes import CachedPass, CurrentPass, Decode, with_bias
 from megatron.model.layers.attention_kernels import Attend, ScoreOptions, append_sinks, soft_capped
 
 

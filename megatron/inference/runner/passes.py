@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from megatron.inference.engine.decode_graphs import StepShape
-from megatron.inference.engine.device import to_device
+from megatron.inference.runner.decode_graphs import StepShape
+from megatron.inference.runner.device import to_device
 from megatron.model.layers.attention_kernels import ScoreOptions
 
 
