@@ -41,8 +41,10 @@ check types mypy
 check spelling codespell
 # More processes than cores, for many tests wait for ranks and jobs; a file's tests share what it has
 # prepared, and stay together. In the order of their names, the files of few long tests come first,
-# and none is alone at the end.
-check tests python -m pytest -n "${TEST_PROCESSES:-3}" --dist loadfile --no-loadscope-reorder "$@"
+# and none is alone at the end. A test that hangs takes its process along (see pyproject.toml), and is
+# tried once more.
+check tests python -m pytest -n "${TEST_PROCESSES:-3}" --dist loadfile --no-loadscope-reorder \
+    --max-worker-restart 1 "$@"
 
 if ((${#failed[@]})); then
     echo "FAILED: ${failed[*]}"
