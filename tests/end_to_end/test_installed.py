@@ -202,10 +202,13 @@ def serves(site: Path, folder: Path, *words: str) -> bool:
         server = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log)
         try:
             while server.poll() is None:
-                with suppress(OSError), urlopen(f"http://127.0.0.1:{port}/health") as reply:
+                with (
+                    suppress(OSError),
+                    urlopen(f"http://127.0.0.1:{port}/health", timeout=60) as reply,
+                ):
                     return reply.status == 200
                 time.sleep(0.5)
         finally:
             server.terminate()
-            server.wait()
+            server.wait(60)
     return False

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from bytes_tokenizer import BytesTokenizer
+from children import status_of_fork
 from problems import problem
 from texts import english
 
@@ -136,18 +137,15 @@ def test_output_is_the_same_after_kills_at_every_publication(corpus):
     expected = run(steps, executor)
     _, steps, executor = corpus("killed", tasks=2)
     ends = []
+
+    def run_killed(attempt):
+        kill_at_rename(attempt, is_after=(attempt - 1) % 2)
+        executor.run(steps)
+
     # The first attempt is killed at its first rename, the second at its second, and so on; every
     # other one after the rename and not before.
     while not ends or ends[-1] == signal.SIGKILL:
-        child = os.fork()
-        if not child:
-            try:
-                kill_at_rename(len(ends) + 1, is_after=len(ends) % 2)
-                executor.run(steps)
-                os._exit(0)
-            finally:
-                os._exit(1)
-        ends.append(os.waitpid(child, 0)[1])
+        ends.append(status_of_fork(run_killed, len(ends) + 1))
         assert len(ends) < 40
     assert ends[-1] == 0
     assert len(ends) > 5

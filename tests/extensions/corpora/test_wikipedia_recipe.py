@@ -9,6 +9,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from children import status_of_fork
 from problems import problem
 
 from megatron.common.errors import DataError
@@ -171,13 +172,7 @@ def test_a_killed_extraction_continues(folder, monkeypatch):
     convert(prefix="calm")
     monkeypatch.setattr(wikipedia, "_BATCH_CHARACTERS", 40)
     Markup.fails_at = "Article 16 "
-    child = os.fork()
-    if not child:
-        try:
-            convert()
-        finally:
-            os._exit(1)
-    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+    assert status_of_fork(convert) == signal.SIGKILL
     partial = folder / "wiki.articles.jsonl.partial"
     assert 5 < len(partial.read_text().splitlines()) - 1 < NUM_ARTICLES
     with partial.open("a") as file:

@@ -13,6 +13,7 @@ from unittest.mock import patch
 
 import pytest
 from bytes_tokenizer import BytesTokenizer
+from children import status_of_fork
 from problems import problem, require_problem
 
 from megatron.common.errors import DataError
@@ -58,17 +59,15 @@ def in_shards(spec):
 
 def is_killed_before(change, function, *words):
     """Call `function` in a fork; whether that was killed before so many changes of the disk."""
-    child = os.fork()
-    if not child:
+
+    def in_fork():
         numbers = count()
         for name in CHANGES:
             setattr(os, name, dying(getattr(os, name), numbers, change))
         os.scandir = files_first
-        try:
-            function(*words)
-        finally:
-            os._exit(0)
-    return os.waitpid(child, 0)[1] == signal.SIGKILL
+        function(*words)
+
+    return status_of_fork(in_fork) == signal.SIGKILL
 
 
 def files_first(folder, scandir=os.scandir):

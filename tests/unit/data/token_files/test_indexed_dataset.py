@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
+from children import status_of_fork
 from problems import problem
 
 from megatron.common.errors import DataError
@@ -205,8 +206,8 @@ def test_a_failure_leaves_nothing_behind_and_the_old_pair_alone(tmp_path):
 def test_a_writer_that_is_killed_leaves_no_index_of_other_tokens(tmp_path, suffix):
     prefix = write(tmp_path / "c", DOCUMENTS)
     older = prefix.with_suffix(".bin").read_bytes()
-    child = os.fork()
-    if not child:
+
+    def write_until_killed():
         replace = os.replace
 
         def killed(source, target):
@@ -216,8 +217,8 @@ def test_a_writer_that_is_killed_leaves_no_index_of_other_tokens(tmp_path, suffi
 
         os.replace = killed
         write(prefix, [[7, 7, 7]])
-        os._exit(1)
-    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+
+    assert status_of_fork(write_until_killed) == signal.SIGKILL
     is_older = prefix.with_suffix(".bin").read_bytes() == older
     assert is_older == (suffix == ".bin")
     assert not prefix.with_suffix(".idx").exists()

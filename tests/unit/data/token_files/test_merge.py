@@ -7,6 +7,7 @@ from socket import gethostname
 
 import numpy as np
 import pytest
+from children import status_of_fork
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import problem
@@ -157,12 +158,12 @@ def test_a_damaged_input_is_refused(tmp_path):
 
 def merge_that_is_killed(prefix, output):
     """Merge in a process of its own that is killed when the tokens are copied."""
-    child = os.fork()
-    if not child:
+
+    def in_fork():
         merge_module.publish_pair = lambda *paths: os.kill(os.getpid(), signal.SIGKILL)
         merge([prefix], output)
-        os._exit(1)
-    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+
+    assert status_of_fork(in_fork) == signal.SIGKILL
 
 
 def test_what_a_killed_merge_left_is_removed_by_the_next(tmp_path, caplog):
