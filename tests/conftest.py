@@ -24,8 +24,10 @@ from shared_groups import open_groups
 from megatron.common.host_memory import available_bytes
 from megatron.tensor_parallel.process_groups import lone_group
 
-# Tensors here are tiny; more threads would only wait for each other.
+# Tensors here are tiny; more threads would only wait for each other, also in processes of tests and
+# where a model is loaded.
 torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"
 
 # Tests write little, and flush it: in memory they do not wait for a disk. There tmp_path stays only
 # if its test fails (see pyproject.toml).

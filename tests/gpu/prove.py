@@ -87,6 +87,7 @@ def main(argv: Sequence[str]) -> None:
         raise ConfigError("--require-gpu: no GPU is visible on this machine; look at nvidia-smi")
     if rehearsal:
         print("REHEARSAL on the CPU: tiny networks; nothing here is a result of a GPU", flush=True)
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # more threads would wait for each other
     has_failed = False
     for name in args.parts or PARTS:
         started_at = time.monotonic()
