@@ -42,19 +42,32 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 if not INTERPRETED and not torch.cuda.is_available():
     pytest.skip("needs a GPU, or TRITON_INTERPRET=1", allow_module_level=True)
 
-from megatron.fused_kernels.triton import decode_attention, launch, norms, trial  # noqa: E402
+from megatron.fused_kernels.triton import decode_attention, heads, launch, norms, trial  # noqa: E402
 from megatron.fused_kernels.triton.all import TRITON  # noqa: E402
 
+if INTERPRETED:
+    from triton_interpreter import patch_the_language_once
+
+    patch_the_language_once()
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("check", BY_COLUMNS, ids=lambda check: check.__name__)
 def test_kernel_is_its_formula(check, dtype):
-    # The interpreter computes in 16 bits as in 32, but for the rounding of what is stored.
-    few = INTERPRETED and dtype != torch.float32
-    for columns in COLUMNS[3:4] if few else COLUMNS:
-        check(TRITON, DEVICE, dtype, columns)
+    for columns in COLUMNS:
+        if not INTERPRETED or columns in interpreted(check, dtype):
+            check(TRITON, DEVICE, dtype, columns)
+
+
+def interpreted(check, dtype):
+    """Return the columns that differ in the interpreter: one, part of a block, and several blocks.
+
+    The interpreter computes in 16 bits as in 32, but for the rounding of what is stored.
+    """
+    if check is check_split_heads:  # several: test_tiles_of_several_rows_and_heads
+        return [1, 17] if dtype == torch.float32 else [17]
+    return [1, 17, 1000] if dtype == torch.float32 else [129]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -88,8 +101,12 @@ def test_a_vocabulary_longer_than_a_block(check):
 )
 def test_attention_of_a_decode_step(monkeypatch, options, fewest_keys):
     monkeypatch.setattr(decode_attention, "_FEWEST_KEYS", fewest_keys)
-    # The interpreter multiplies matrices in bf16 as if they were integers.
-    for dtype in DTYPES[:2] if INTERPRETED else DTYPES:
+    dtypes = DTYPES
+    if INTERPRETED:
+        # It multiplies matrices in bf16 as if they were integers. In fp16 blocks of wide heads differ,
+        # not the options, which change scores in 32 bits.
+        dtypes = DTYPES[:2] if options["width"] in (24, 80) else DTYPES[:1]
+    for dtype in dtypes:
         check_decode_attention(TRITON, DEVICE, dtype, **options)
 
 
@@ -99,12 +116,20 @@ def test_dropout(dtype):
 
 
 def test_tiles_of_several_rows(monkeypatch):
-    """Tiles of 16 of 18 rows, and of 4 of 6: the last have fewer. By default these have one row."""
+    """Tiles of 8 of 10 rows, and of 4 of 6: the last have fewer. By default these have one row."""
     monkeypatch.setattr(launch, "_TILES", 2)
     monkeypatch.setattr(launch, "num_multiprocessors", lambda device: 1)
     check_dropout(TRITON, DEVICE, torch.float32)
-    for check in (check_bias_gelu, check_glu, check_bias_add, check_split_heads):
+    for check in (check_bias_gelu, check_glu, check_bias_add):
         check(TRITON, DEVICE, torch.float32, 129)
+
+
+def test_tiles_of_several_rows_and_heads(monkeypatch):
+    """Tiles of 4 of 6 positions and of 4 of 10 heads: the last have fewer."""
+    monkeypatch.setattr(launch, "_TILES", 5)
+    monkeypatch.setattr(launch, "num_multiprocessors", lambda device: 1)
+    monkeypatch.setattr(heads, "_MOST_FEATURES", 1024)
+    check_split_heads(TRITON, DEVICE, torch.float32, 65)
 
 
 def test_recomputation_drops_the_same_features():
@@ -149,14 +174,12 @@ def test_what_a_kernel_cannot_take_goes_to_the_reference():
     "changes",
     [
         {},
-        {"position_embedding": "alibi", "window": 4},
-        LLAMA,
+        {"position_embedding": "alibi", "window": 4, "softmax_type": "off-by-one"},
         GEMMA_2,
         GEMMA_3,
         LLAMA | {"softmax_type": "learnable"},
-        {"softmax_type": "off-by-one"},
     ],
-    ids=["GPT", "ALiBi and windows", "Llama", "Gemma 2", "Gemma 3", "sinks", "zero sinks"],
+    ids=["GPT", "ALiBi, windows, zero sinks", "Gemma 2", "Gemma 3", "Llama, sinks"],
 )
 @torch.inference_mode()
 def test_decode_steps_of_kernels_are_those_of_references(group, changes):
@@ -169,11 +192,12 @@ def test_decode_steps_of_kernels_are_those_of_references(group, changes):
     )
     texts = [[1, 2, 3, 4, 5], [6, 7], [8]]
     features = [each.prefill(texts, [5, 2, 1]) for each in (one, other)]
-    for step in range(5):
-        assert_close(*(each[:, -1] for each in features), atol=2e-4, rtol=2e-4)
+    assert_close(*(each[:, -1] for each in features), atol=2e-4, rtol=2e-4)
+    for step in range(4):
         tokens = [(7 * step + row) % spec.vocabulary.vocab_size for row in range(3)]
         positions = [len(text) + step for text in texts]
         features = [each.decode(tokens, positions) for each in (one, other)]
+        assert_close(*(each[:, -1] for each in features), atol=2e-4, rtol=2e-4)
 
 
 @pytest.fixture

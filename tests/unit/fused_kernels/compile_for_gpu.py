@@ -21,7 +21,7 @@ from triton.runtime.jit import JITFunction
 from megatron.fused_kernels.triton import launch
 from megatron.fused_kernels.triton.all import TRITON
 
-WIDTHS = (1024, 2560, 8192, 16384)
+WIDTHS = (2560, 8192, 16384)  # up to 4096 a thread has as many features
 VOCABULARIES = (50304, 250880)
 DTYPES = (torch.float32, torch.bfloat16)
 NARROW = re.compile(r"^\s*(?:@\S+ )?(?:ld|st)\.global(?!\S*\.v\d)\S*\.[bus]16\b", re.MULTILINE)
@@ -134,9 +134,9 @@ def call_attention(dtype: torch.dtype) -> None:
 
 
 def call_decode_attention(heads: int, width: int, dtype: torch.dtype) -> None:
-    """As many keys as queries and few; long contexts, which programs divide."""
+    """As many keys as queries; fewer, of long contexts, which programs divide."""
     positions = torch.empty(2, dtype=torch.int64)
-    for groups, keys in ((heads, 256), (8, 256), (8, 32768)):
+    for groups, keys in ((heads, 256), (8, 32768)):
         key = torch.empty(2, groups, 1, width, dtype=dtype)
         cache = (torch.empty(2, groups, keys, width, dtype=dtype),) * 2
         TRITON.decode_attention(

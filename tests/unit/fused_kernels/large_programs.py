@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 from triton.runtime import interpreter
+from triton_interpreter import patch_the_language_once
 
 from megatron.fused_kernels.reference.dispatch import REFERENCE
 from megatron.fused_kernels.triton import decode_attention, launch, norms
@@ -22,6 +23,7 @@ FILLED = 1 << 17  # elements at both ends, more than two programs of any kernel 
 
 
 def main() -> None:
+    patch_the_language_once()
     run_first_and_last_programs()
     launch.launch_once(torch.device("cpu"))
     for size in (2**30, 2**31):
@@ -33,7 +35,7 @@ def main() -> None:
             if size == 2**31:  # nothing there is twice as long as their tensors
                 check_activations(rows, columns)
                 check_rows(rows, columns)
-                check_cross_entropy(size // 1024 + step, 1024)
+                check_cross_entropy(size // 16384 + step, 16384)
                 check_decode_attention(size + step)
 
 
@@ -43,7 +45,7 @@ def run_first_and_last_programs() -> None:
 
     def ends(*bounds):
         numbers = builtins.range(*bounds)
-        return numbers if len(numbers) <= 128 else (numbers[0], numbers[-1])
+        return numbers if len(numbers) <= 16 else (numbers[0], numbers[-1])
 
     def run_and_print(self, *args, **keywords):
         print(f"{self.fn.__module__}.{self.fn.__name__}")
@@ -168,7 +170,10 @@ def check_rotary(positions: int) -> None:
         return lambda x, *tables: tuple(
             part.permute(2, 0, 1, 3)
             for part in kernels.split_heads(
-                x.view(-1, 1, 4, 4, 64), bias, tables if turns else None
+                # Heads that are not turned are views, without a copy if they are one group.
+                x.view(-1, 1, 4, 4, 64) if turns else x.view(-1, 1, 1, 16, 64),
+                bias,
+                tables if turns else None,
             )
         )
 

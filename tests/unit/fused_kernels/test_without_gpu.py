@@ -35,6 +35,7 @@ def run(tmp_path):
                 "CUDA_VISIBLE_DEVICES": "",
                 "PYTHONPATH": ":".join(map(str, paths)),
                 "TRITON_CACHE_DIR": str(tmp_path),
+                "TRITON_DISABLE_LINE_INFO": "1",
                 **environment,
             },
             capture_output=True,
