@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 BASE = """
     --num-layers 2 --hidden-size 16 --num-attention-heads 2 --seq-length 16
-    --micro-batch-size 2 --global-batch-size 4 --lr 0.01 --train-iters 3 --eval-iters 1
+    --micro-batch-size 2 --global-batch-size 4 --lr 0.01 --train-iters 2 --eval-iters 1
     --init-method-std 0.3 --log-interval 1 --device cpu
     --tokenizer-type NullTokenizer --vocab-size 60 --make-vocab-size-divisible-by 4
     --data-path {files}/corpus --data-cache-path {run}/cache
@@ -83,14 +83,16 @@ _FP16 = "--fp16 --initial-loss-scale 256"
 _OVERFLOWS = "--fp16 --initial-loss-scale 1099511627776"
 _EXPLODES = "--init-method-std 1e30"
 _SAVE = "--save {run}/save --save-interval 2"
-_SAVE_EACH = "--save {run}/save --save-interval 1"
+_SAVE_EACH = "--train-iters 3 --save {run}/save --save-interval 1"
 _RESUME = "--load {files}/checkpoint --train-iters 4"
-_WSD = "--lr-decay-style WSD --lr-wsd-decay-iters 2"
-_DECAY = "--weight-decay-incr-style linear --start-weight-decay 0 --end-weight-decay 0.5"
+_WSD = "--train-iters 3 --lr-decay-style WSD --lr-wsd-decay-iters 2"
+_DECAY = "--train-iters 3 --weight-decay-incr-style linear"
+_DECAY += " --start-weight-decay 0 --end-weight-decay 0.5"
 _MUON = "--optimizer muon"
 _TB = "--tensorboard-dir {run}/tensorboard"
 _WANDB = "--wandb-project p"
-_PROFILE = "--profile --profile-dir {run}/traces --profile-step-start 1 --profile-step-end 3"
+_PROFILE = "--train-iters 3 --profile --profile-dir {run}/traces"
+_PROFILE += " --profile-step-start 1 --profile-step-end 3"
 _FULL = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
 _TENSOR = "--tensor-model-parallel-size 2"
 _STAGES = "--num-layers 4 --pipeline-model-parallel-size 2"
@@ -106,8 +108,8 @@ _SENTENCES = _TRANSFER | {
     "objective": "bert",
 }
 _LABELLED = _TRANSFER | {
-    "on": "--task QNLI --train-data {files}/train.tsv --valid-data {files}/dev.tsv "
-    "--vocab-file {files}/bert.txt",
+    "on": "--train-iters 3 --task QNLI --train-data {files}/train.tsv "
+    "--valid-data {files}/dev.tsv --vocab-file {files}/bert.txt",
     "objective": "classification",
 }
 _TAGS = _TRANSFER | {
@@ -267,7 +269,7 @@ EXPERTS = {
         "--moe-expert-capacity-factor 0.25", "losses", on=_MIXTURE
     ),
     "moe_min_capacity": Turned(
-        "--moe-min-capacity 8", "losses", on=f"{_MIXTURE} --moe-train-capacity-factor 0.1"
+        "--moe-min-capacity 8", "losses", on=f"{_MIXTURE} --moe-train-capacity-factor 0.25"
     ),
     "moe_token_dropping": Turned("--disable-moe-token-dropping", "losses", on=_MIXTURE),
     "moe_loss_coeff": Turned("--moe-loss-coeff 1", "losses", on=_MIXTURE),
@@ -478,7 +480,7 @@ SCHEDULE = {
     "decoupled_lr": Turned("--decoupled-lr 0.05", "weights"),
     "decoupled_min_lr": Turned("--decoupled-min-lr 0.02", "weights", on="--decoupled-lr 0.05"),
     "min_lr": Turned("--min-lr 0.005", "rates"),
-    "lr_decay_style": Turned("--lr-decay-style cosine", "rates"),
+    "lr_decay_style": Turned("--lr-decay-style constant", "rates"),
     "lr_decay_iters": Turned("--lr-decay-iters 10", "rates"),
     "lr_decay_samples": Turned("--lr-decay-samples 40", "rates", **_SAMPLES),
     "lr_decay_tokens": Turned("--lr-decay-tokens 1000", "rates"),
@@ -519,11 +521,11 @@ TRAINING = {
         on="--train-samples 12",
         without=("--train-iters", "--global-batch-size"),
     ),
-    "train_iters": Turned("--train-iters 2", "sizes"),
+    "train_iters": Turned("--train-iters 1", "sizes"),
     "train_samples": Turned("--train-samples 8", "sizes", **_SAMPLES),
-    "train_tokens": Turned("--train-tokens 100", "sizes"),
+    "train_tokens": Turned("--train-tokens 50", "sizes"),
     "seed": Turned("--seed 1", "losses"),
-    "exit_interval": Turned("--exit-interval 2", "sizes"),
+    "exit_interval": Turned("--exit-interval 1", "sizes"),
     "exit_duration_in_mins": Turned("--exit-duration-in-mins 1", "sizes"),
     "exit_signal_handler": Turned("--exit-signal-handler", "sizes"),
     "hang_timeout": Turned("--hang-timeout 100", "log", on=_SAVE),
@@ -604,7 +606,8 @@ DATA = {
     "mid_level_dataset_surplus": Turned(
         "--mid-level-dataset-surplus 40 --sample-order megatron-core",
         "batches",
-        on="--data-path 1 {files}/corpus 1 {files}/other --sample-order megatron-core",
+        on="--train-iters 3 --data-path 1 {files}/corpus 1 {files}/other "
+        "--sample-order megatron-core",
         without=("--data-path",),
     ),
     "data_impl": Turned("--data-impl lazy", "error", says="is not an index of --dataset-impl lazy"),

@@ -34,9 +34,15 @@ def words_of(text: str, without: Iterable[str], files: Path) -> list[str]:
     return [word.replace("{files}", str(files)) for word in (*words, *shlex.split(text))]
 
 
+def run_of(entry: Turned) -> Turned:
+    """Return the run in which the option is turned; runs of the same command line are equal."""
+    words = " ".join(f"{entry.on} {entry.flags}".split())
+    return replace(entry, on=words, flags="", sees="", says="", on_says="")
+
+
 def base_of(entry: Turned) -> Turned:
     """Return the run that `entry` is compared with."""
-    return replace(entry, flags="", sees="", says="", on_says="")
+    return run_of(replace(entry, flags=""))
 
 
 class Runs:
@@ -50,8 +56,8 @@ class Runs:
     def __init__(self, files: Path, folder: Path):
         self._files, self._folder, self._count = files, folder, 0
 
-    def observe(self, entry: Turned) -> dict[str, Any]:
-        """Return what is seen of the run that `entry` describes, on all ranks, by aspect."""
+    def observe(self, run: Turned) -> dict[str, Any]:
+        """Return what is seen of a run, see `run_of`, on all ranks, by aspect."""
         import observed
 
         self._count += 1
@@ -60,11 +66,11 @@ class Runs:
             folder.mkdir(parents=True)
         dist.barrier()
         seen = observed.observe(
-            words_of(f"{entry.on} {entry.flags}", entry.without, self._files),
+            words_of(run.on, run.without, self._files),
             folder,
-            objective=entry.objective,
-            as_gpu=entry.as_gpu,
-            parts=entry.parts,
+            objective=run.objective,
+            as_gpu=run.as_gpu,
+            parts=run.parts,
         )
         everywhere: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(everywhere, seen)
@@ -85,7 +91,7 @@ def turn_all(rank: int, names: list[str], files: Path, folder: Path) -> None:
     runs = Runs(files, folder)
     if dist.get_world_size() == 1:
         save = f"--train-iters 4 --exit-interval 2 --save {files}/checkpoint --save-interval 2"
-        runs.observe(Turned(save, "saved"))
+        runs.observe(run_of(Turned(save, "saved")))
         write_universal(
             files / "checkpoint" / "global_step2",
             files / "universal" / "global_step2_universal",
@@ -93,13 +99,21 @@ def turn_all(rank: int, names: list[str], files: Path, folder: Path) -> None:
         )
     gc.freeze()
     bases: dict[Turned, dict[str, Any]] = {}
+    all_bases = {base_of(TURNED[name]) for name in names}
+
+    def observe(run: Turned) -> dict[str, Any]:
+        """Run it, unless it is a base that has run before, perhaps as another option's turned run."""
+        if run in bases:
+            return bases[run]
+        seen = runs.observe(run)
+        if run in all_bases:
+            bases[run] = seen
+        return seen
+
     wrong: dict[str, str] = {}
     for name in names:
         entry = TURNED[name]
-        base = base_of(entry)
-        if base not in bases:
-            bases[base] = runs.observe(base)
-        wrong[name] = problem_of(entry, bases[base], runs.observe(entry))
+        wrong[name] = problem_of(entry, observe(base_of(entry)), observe(run_of(entry)))
         if rank == 0:
             (folder / "wrong.json").write_text(json.dumps(wrong))
     # What the turned runs left behind in this process would show as a difference.
