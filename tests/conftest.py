@@ -272,6 +272,12 @@ def command_line(monkeypatch):
 
 
 @pytest.fixture
+def unrecorded_packages(monkeypatch):
+    """Leave installed packages out of results of lm_eval: each time a process of pip lists them."""
+    monkeypatch.setattr("torch.utils.collect_env.get_pip_packages", lambda *_: ("pip", ""))
+
+
+@pytest.fixture
 def repeats(monkeypatch):
     """Return a function that sets how failed requests to URLs are repeated."""
 

@@ -1,5 +1,6 @@
 """Device of the checks in this folder, and the record of their outcomes for prove.py."""
 
+import gc
 import json
 import os
 from typing import Any
@@ -25,6 +26,7 @@ def device() -> torch.device:
     from megatron.engine.deepspeed import distributed
 
     distributed.start("gloo" if REHEARSES else "nccl")
+    gc.freeze()  # what is imported stays: each search for garbage would look through it
     return torch.device(kind)
 
 

@@ -15,6 +15,8 @@ from megatron.inference.evaluation.lm_eval_harness import HarnessModel
 from megatron.tokenizer.chat import ChatTemplate
 from megatron.tokenizer.types.hugging_face import PretrainedFromHF
 
+pytestmark = pytest.mark.usefixtures("unrecorded_packages")
+
 LENGTH = 64
 SHARED = {"dataset_path": "json", "test_split": "test", "doc_to_text": "{{question}}"}
 CHOICE = {

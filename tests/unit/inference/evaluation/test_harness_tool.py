@@ -9,6 +9,8 @@ from untrained import WRITTEN, tool_of
 
 from megatron.common.errors import DataError, ExitCode
 
+pytestmark = pytest.mark.usefixtures("unrecorded_packages")
+
 SHARED = {"dataset_path": "json", "test_split": "test"}
 TASKS = {
     "own_choice": {
