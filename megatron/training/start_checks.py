@@ -19,6 +19,7 @@ from megatron.common.errors import (
     WrongDataError,
     near,
 )
+from megatron.common.remote_files import is_url
 from megatron.config.checks.start import Start
 from megatron.config.config import Config
 from megatron.config.data.corpora import prefixes_of
@@ -186,7 +187,9 @@ def _log_problems(logging: LoggingConfig) -> Iterator[str]:
         ("--tensorboard-dir", logging.tensorboard_dir),
         ("--codecarbon-dir", logging.codecarbon_dir),
     ):
-        if directory and (problem := _unwritable(flag, Path(directory))):
+        if not directory or is_url(directory):  # TensorBoard writes to URLs by itself
+            continue
+        if problem := _unwritable(flag, Path(directory)):
             yield problem
 
 

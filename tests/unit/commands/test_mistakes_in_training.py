@@ -210,6 +210,13 @@ def test_rank_0_alone_needs_the_folder_of_scalars(folder):
     require_startable(config, world_size=1, objective="gpt", is_rank_0=False)
 
 
+def test_scalars_may_go_to_a_url(folder):
+    (folder / "s3:").touch()  # what the URL would be as a path
+    flags = ["--data-path", "corpus", "--tensorboard-dir", "s3://bucket/scalars"]
+    config, _ = parse_config([*tiny_argv(*TOKENIZER), *flags])
+    require_startable(config, world_size=1, objective="gpt")
+
+
 def test_a_folder_that_cannot_be_read_is_listed_with_the_other_problems(folder, monkeypatch):
     (folder / "runs" / "global_step5").mkdir()
 
